@@ -13,13 +13,13 @@ from jaxpfl.errors import InputError
 _COLUMNS = {
     "client": "whose a row is (default: client); * makes each row a client",
     "text": "the texts, for a word language model; TITLE,BODY joins columns (default: text)",
-    "label": "the classes, whole numbers from 0, for a classifier",
+    "label": "the classes, whole numbers from 0 or words, for a classifier",
     "features": "what the classifier reads: columns of numbers, with commas between them",
 }
 
 _TABLE = (
-    "a table: .csv, .tsv, .jsonl, .parquet or .xlsx; or a folder, or a path with *; also with "
-    "options, as in 'FILE?encoding=latin-1&missing=drop', see docs/own_data.md"
+    "a table: .csv, .tsv, .json, .jsonl, .parquet or .xlsx; or a folder, or a path with *; also "
+    "with options, as in 'FILE?encoding=latin-1&missing=drop', see docs/own_data.md"
 )
 _PUBLIC = "public texts, each SOURCE or NAME=SOURCE, or a folder of such files"
 _TASKS = ("training", "synthetic-text")
@@ -93,7 +93,7 @@ def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     text = (
         f"{out} has a comment for each setting. Its `split` declares some {public} of the "
         f"{data['clients']} clients public: they are NOT protected, only those of `train` are.\n\n"
-        f"jaxpfl run {out}"
+        f"jaxpfl run {shlex.quote(str(out))}"
     )
     return {"config": str(out), "text": text}
 

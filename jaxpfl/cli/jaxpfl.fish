@@ -17,7 +17,7 @@ complete -c jaxpfl -n '__fish_seen_subcommand_from init' -l out -rF -d 'what to 
 complete -c jaxpfl -n '__fish_seen_subcommand_from init' -l task -xa 'training synthetic-text' -d 'training (default); synthetic-text: only shows the command that chooses public texts'
 complete -c jaxpfl -n '__fish_seen_subcommand_from init' -l client -x -d 'whose a row is (default: client); * makes each row a client'
 complete -c jaxpfl -n '__fish_seen_subcommand_from init' -l text -x -d 'the texts, for a word language model; TITLE,BODY joins columns (default: text)'
-complete -c jaxpfl -n '__fish_seen_subcommand_from init' -l label -x -d 'the classes, whole numbers from 0, for a classifier'
+complete -c jaxpfl -n '__fish_seen_subcommand_from init' -l label -x -d 'the classes, whole numbers from 0 or words, for a classifier'
 complete -c jaxpfl -n '__fish_seen_subcommand_from init' -l features -x -d 'what the classifier reads: columns of numbers, with commas between them'
 complete -c jaxpfl -f -n __fish_use_subcommand -a synthesize -d 'Choose public texts that are together like those of a table of your own, by one release.'
 complete -c jaxpfl -n '__fish_seen_subcommand_from synthesize' -l json -d 'print one JSON object on stdout, and nothing else'

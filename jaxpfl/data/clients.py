@@ -4,9 +4,12 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
-from jaxpfl.data.columns import Column, as_column, concatenated, describe
+from jaxpfl.data.columns import Column, as_column, concatenated, describe, text_array
+from jaxpfl.data.ids import fault_of, hashes, warn_of_alike
 from jaxpfl.data.population import Population, offsets_of
 from jaxpfl.errors import InputError
+
+_EXPECTED = "its id must be a non-empty string or a whole number"
 
 
 def from_clients(
@@ -39,10 +42,8 @@ def from_clients(
         client, given = pair
         if isinstance(client, Integral) and not isinstance(client, bool):
             client = str(int(client))
-        if not isinstance(client, str) or not client:
-            actual = "an empty string" if client == "" else type(client).__name__
-            expected = "its id must be a non-empty string or a whole number"
-            raise InputError(f"client {index}: {expected}, found {actual}")
+        if not isinstance(client, str):
+            raise InputError(f"client {index}: {_EXPECTED}, found {type(client).__name__}")
         ids.append(client)
         columns = _columns_of(f"client {index}", given)
         if not index:
@@ -68,8 +69,12 @@ def from_clients(
         sizes.append(lengths.pop() if lengths else 0)
     if not ids:
         raise InputError("from_clients needs at least one client, found none")
+    if fault := fault_of(text_array(ids)):
+        raise InputError(f"client {fault[0]}: {_EXPECTED}, found {fault[1]}")
     whole = {column_name: concatenated(parts) for column_name, parts in pieces.items()}
-    return Population(whole, offsets_of(sizes), ids, name, unit)
+    population = Population(whole, offsets_of(sizes), ids, name, unit)
+    warn_of_alike(name, hashes(ids))
+    return population
 
 
 def _columns_of(what: str, given: Any) -> Mapping[str, Any]:

@@ -118,6 +118,21 @@ def not_finite(column: Column) -> int:
     return len(column) - int(fits.reshape(len(column), -1).all(1).sum())
 
 
+def changed_by_float32(numbers: np.ndarray) -> bool:
+    """Whether a whole number is among them that float32 makes another one, such as 16777217.
+
+    Floats from 2^53 on are all whole, and count as rounded already.
+    """
+    if numbers.dtype.kind not in "if" or not numbers.size:
+        return False
+    is_float = numbers.dtype.kind == "f"
+    with np.errstate(invalid="ignore"):
+        changed = numbers.astype(np.float32).astype(numbers.dtype) != numbers
+    if is_float:
+        changed &= (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
+    return bool(changed.any())
+
+
 def warn_of_numbers(columns: Mapping[str, Column]) -> None:
     """Warns of columns with numbers that are not finite, before they cost any privacy."""
     for name, column in columns.items():

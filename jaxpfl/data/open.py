@@ -5,11 +5,11 @@
     huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
                                            &part=train&config=NAME and the options of a table
     PATH.jsonl, .csv, .tsv, .parquet,      a table, a row = an example; with ?client=FIELD
-      .jsonl.gz, .csv.gz, .tsv.gz, .xlsx   &text=FIELD,FIELD&label=FIELD&features=FIELD,FIELD
-                                           &columns=FIELD,FIELD&split=sentences&min_examples=5
-                                           &encoding=latin-1&missing=drop, each optional, see
-                                           `readers.examples.Layout`; ?client=* makes each row a
-                                           client
+      .ndjson, .json, .xlsx; .jsonl.gz,    &text=FIELD,FIELD&label=FIELD&features=FIELD,FIELD
+      .csv.gz, ...                         &columns=FIELD,FIELD&split=sentences&min_examples=5
+                                           &classes=WORD,WORD&encoding=latin-1&missing=drop, each
+                                           optional, see `readers.examples.Layout`; ?client=* makes
+                                           each row a client
     the same with ?client=FIELD|value      tables larger than memory, in one file, on the hub, or in
       or FIELD|domain, FOLDER?client=FIELD all such files of a folder, or that a path with * fits;
       or PATH/*.csv?client=FIELD           |domain is a URL's host
@@ -92,7 +92,7 @@ _Options = Mapping[str, Callable | tuple[str, ...]]
 _TEXT: _Options = {"split": PIECES, "min_examples": int}
 _TABLE: _Options = {
     **dict.fromkeys(("client", "label"), str),
-    **dict.fromkeys(("text", "features", "columns"), _names),
+    **dict.fromkeys(("text", "features", "columns", "classes"), _names),
     "missing": ("drop",),
     **_TEXT,
 }
@@ -204,7 +204,7 @@ def _kind_of(place: Path, has_options: bool) -> str:
         return "images"
     if place.is_dir():
         return "table" if has_options else "folder"
-    return next((kind for end, kind in _ENDINGS.items() if place.name.endswith(end)), "")
+    return next((kind for end, kind in _ENDINGS.items() if place.name.lower().endswith(end)), "")
 
 
 def _options(source: _Source) -> dict[str, Any]:
@@ -392,8 +392,9 @@ def corpora_in(source: str) -> list[str]:
     parsed = _parsed(source)
     if parsed.kind != "folder" or storage.is_stored(parsed.place):
         return [source]
+    endings = (*table.SHARDS, *plain_text.ENDINGS)
     paths = (path for path in sorted(parsed.place.iterdir()) if not path.is_dir())
-    if sources := [str(path) for path in paths if _kind_of(path, False) in ("table", "text")]:
+    if sources := [str(path) for path in paths if path.name.lower().endswith(endings)]:
         return sources
     raise InputError(f"{parsed.what}: a folder without a table or a text, such as corpus.jsonl")
 

@@ -1,7 +1,7 @@
 """`jaxpfl init FILE`: a config for a user's own table.
 
-It holds the names of columns, the numbers of clients, features and classes, and the number of words
-of the part of a text that it declares public; no other value.
+It holds the names of columns, the numbers of clients, features and classes, the words of a column
+of labels, and the number of words of the part of a text that it declares public; no other value.
 """
 
 import json
@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import yaml
 
+from jaxpfl.data.columns import is_numeric
 from jaxpfl.data.open import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.registry import from_mapping
@@ -18,6 +19,7 @@ from jaxpfl.printable import template
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 _FEWEST = 20
+_MOST_CLASSES = 100
 
 
 def init(file: str, **columns: str | None) -> str:
@@ -29,7 +31,15 @@ def init(file: str, **columns: str | None) -> str:
         a text, a classifier a label and features. None: the default.
     """
     source = source_of(file, columns)
-    population = open_population(source)
+    words: list[str] = []
+    try:
+        population = open_population(source)
+    except InputError:
+        words = _words(file, columns)
+        if not words:
+            raise
+        source += "&classes=" + ",".join(quote(word, safe=" ") for word in words)
+        population = open_population(source)
     table_columns, classes, features = population.columns, 0, 0
     texts, labels, inputs = (name in table_columns for name in ("text", "label", "features"))
     if texts == inputs or labels != inputs:
@@ -44,7 +54,7 @@ def init(file: str, **columns: str | None) -> str:
             "train and those that test"
         )
     if labels:
-        classes = max(2, int(table_columns["label"].max()) + 1)
+        classes = max(2, len(words), int(table_columns["label"].max()) + 1)
         features = table_columns["features"].shape[1]
     # Few clients may leave a small part without any.
     scored = 0.1 if classes or clients < 200 else 0.05
@@ -57,6 +67,7 @@ def init(file: str, **columns: str | None) -> str:
         source=json.dumps(source, ensure_ascii=False),
         clients=clients,
         classes=classes,
+        words_of_labels=bool(words),
         features=features,
         words=len(Vocabulary.from_public(declared, 4_000)) if declared is not None else 0,
         split=yaml.safe_dump(split, default_flow_style=True, sort_keys=False).strip(),
@@ -68,6 +79,23 @@ def init(file: str, **columns: str | None) -> str:
     # Refuses a config that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config
+
+
+def _words(file: str, columns: Mapping[str, str | None]) -> list[str]:
+    """The words of a column of labels, in the order of the alphabet; [] where it holds others."""
+    label, options = columns.get("label"), file.partition("?")[2]
+    if label is None or "classes=" in options:
+        return []
+    table = open_population(source_of(file, {**columns, "label": None, "columns": label}))
+    if is_numeric(values := table.columns[label]):
+        return []
+    words = sorted({word for value in values.unique().to_pylist() if (word := value.strip())})
+    if len(words) > _MOST_CLASSES:
+        raise InputError(
+            f"{file}: expected labels in the column {label!r}, found more than {_MOST_CLASSES} "
+            "different texts; ?classes=A,B,... lists those that are meant"
+        )
+    return words
 
 
 def source_of(file: str, columns: Mapping[str, str | None]) -> str:

@@ -20,7 +20,7 @@ def test_dates_and_nested_columns_are_refused_with_their_type(tmp_path):
     parquet.write_table(pa.table({"client": ["a"], "text": ["x"], "day": day}), path)
     with pytest.raises(InputError, match="field 'day' must be a string, boolean"):
         jp.data.open(f"{path}?columns=day")
-    refusal(lambda: jp.data.open(f"{path}?client=day"), "found timestamp")
+    refusal(lambda: jp.data.open(f"{path}?text=day"), "found timestamp")
 
 
 def test_a_file_with_invalid_strings_is_refused(tmp_path):

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from jaxpfl import checks, files
 from jaxpfl.data.columns import arrow, describe, not_finite, text_array
+from jaxpfl.data.ids import fault_of, hashes, warn_of_alike
 from jaxpfl.data.population import Population, from_rows
-from jaxpfl.data.readers.fields import fault_of_ids
 from jaxpfl.errors import InputError
 
 # A row that is a client takes so much beside its values: an id, its place, the check of all ids.
@@ -83,8 +83,9 @@ def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
         raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
     names = text_array(ids.tolist()) if ids.dtype.kind == "U" else arrow(ids)
     clients = names.cast(pa.large_string()).dictionary_encode()
-    if fault := fault_of_ids(clients.dictionary):
-        raise InputError(f"{what}: expected text or whole numbers as client ids, found {fault}")
+    if fault := fault_of(clients.dictionary):
+        raise InputError(f"{what}: expected text or whole numbers as client ids, found {fault[1]}")
+    warn_of_alike(what, hashes(clients.dictionary.to_pylist()))
     return clients.indices.to_numpy(), clients.dictionary
 
 
@@ -104,7 +105,9 @@ def _images(what: str, images: np.ndarray) -> np.ndarray:
 
 
 def _labels(what: str, labels: np.ndarray) -> np.ndarray:
-    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+    # Floats may be whole, as libraries write them beside missing ones; NaN equals nothing.
+    is_whole = labels.dtype.kind in "iubf" and bool((labels == labels // 1).all())
+    if not is_whole or labels.ndim != 1:
         raise InputError(f"{what}: labels must be whole numbers, found {describe(labels)}")
     if labels.min() < -(2**31) or labels.max() >= 2**31:
         raise InputError(f"{what}: labels must fit 32 bits, found larger ones")

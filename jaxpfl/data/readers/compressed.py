@@ -31,7 +31,7 @@ _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarEr
 
 def open_binary(path: Path) -> BinaryIO:
     """A file that may be compressed, opened for reading its unpacked bytes."""
-    return cast(BinaryIO, _OPENERS.get(path.suffix, open)(path, "rb"))
+    return cast(BinaryIO, _OPENERS.get(path.suffix.lower(), open)(path, "rb"))
 
 
 @contextlib.contextmanager
@@ -68,6 +68,7 @@ def lines(
     called: str = "line",
     most: int | None = None,
     encoding: str | None = None,
+    piece: int | None = None,
 ) -> Iterator[str]:
     """The lines of a text with their ends; a byte order mark at its start is skipped.
 
@@ -77,15 +78,16 @@ def lines(
       stream: bytes, of which some can be seen before they are read (`peek`).
       where, called: begin messages, as in "{where}, {called} 3".
       most: bytes of all lines together; a longer text is refused.
+      piece: gives pieces of so many characters in place of lines.
     """
     if encoding is None and stream.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         encoding = "utf-16"
     # Bytes that are not valid UTF-8 become lone surrogates, so that their line is known.
     errors = "strict" if encoding else "surrogateescape"
-    opened = io.TextIOWrapper(stream, encoding or "utf-8", errors, newline="\n")
+    opened = io.TextIOWrapper(stream, encoding or "utf-8", errors, newline="")
     number = read = 0
     with contextlib.suppress(UnicodeError), opened as text:  # whose error holds the content
-        while line := text.readline(MAX_AT_ONCE + 1):
+        while line := text.read(piece) if piece else text.readline(MAX_AT_ONCE + 1):
             number, size, bad = number + 1, len(line), 0
             if encoding is None and not line.isascii():
                 content = line.encode(errors=errors)

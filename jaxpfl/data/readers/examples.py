@@ -21,12 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks
-from jaxpfl.data import grouping
+from jaxpfl.data import grouping, ids
 from jaxpfl.data.columns import arrow, from_arrow, text_array
 from jaxpfl.data.population import Population, from_rows
-from jaxpfl.data.readers.fields import INEXACT, Fields, Rows, row_error
+from jaxpfl.data.readers.fields import Fields, Rows, row_error
+from jaxpfl.data.readers.plain_columns import INEXACT
 from jaxpfl.data.readers.prose import PIECES, pieces
-from jaxpfl.data.stream import Stream
+from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import InputError
 
 EACH_ROW = "*"
@@ -46,6 +47,8 @@ class Layout:
         newlines, without those that it lacks. None: "text", but none where a label or features are
         named.
       label: the field of whole numbers that is the column "label", int32; or None.
+      classes: the words that the label is one of, a PUBLIC list: the first becomes 0. Without any,
+        labels are numbers.
       features: fields of numbers, or of lists of numbers, side by side in this order the column
         "features", float32 [examples, features]; or ().
       columns: further fields, which keep their names; each holds only strings, only booleans, only
@@ -63,12 +66,16 @@ class Layout:
     columns: tuple[str, ...] = ()
     split: str | None = None
     missing: str | None = None
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.split is not None:
             checks.one_of("split", self.split, PIECES)
             if not self.texts:
                 raise InputError("split divides texts: name the field of the text, too")
+        if len(set(self.classes)) < len(self.classes) or "" in self.classes:
+            listed = ", ".join(map(repr, self.classes))
+            raise InputError(f"classes must be different words, found {listed}")
         if not self.field or self.rule not in _RULES:
             raise InputError(
                 f"client must be FIELD, FIELD|domain, FIELD|value or *, found {self.client!r}"
@@ -120,10 +127,11 @@ class Layout:
         """The fields that the table must have."""
         wanted = [] if self.client == EACH_ROW else [(self.field, "client")]
         wanted += [(name, "text") for name in self.texts]
-        wanted += [] if self.label is None else [(self.label, "label")]
+        is_word = "class" if self.classes else "label"
+        wanted += [] if self.label is None else [(self.label, is_word)]
         wanted += [(name, "number") for name in self.features]
         wanted += [(name, "value") for name in self.columns]
-        return Fields(wanted, drop=self.missing == "drop")
+        return Fields(wanted, drop=self.missing == "drop", classes=self.classes)
 
 
 # Reads the rows of a table, with some fields.
@@ -145,8 +153,8 @@ def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, 
 
 def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
     """Examples of some rows, as `grouping` takes them."""
-    columns, ids = {}, _ids(rows, layout)
-    is_example = np.ones(len(ids), bool)
+    columns, clients = {}, _ids(rows, layout)
+    is_example = np.ones(len(clients), bool)
     if layout.texts:
         columns[_TEXT] = rows.columns[",".join(layout.texts)]
     if layout.label is not None:
@@ -161,18 +169,18 @@ def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
         texts, row_of_text, is_example = _divided(columns[_TEXT], layout.split)
         taken = pa.array(row_of_text)
         columns = {name: column.take(taken) for name, column in columns.items()}
-        columns[_TEXT], ids = texts, ids.take(taken)
-    own = {grouping.CLIENT: ids, grouping.IS_EXAMPLE: pa.array(is_example)}
+        columns[_TEXT], clients = texts, clients.take(taken)
+    own = {grouping.CLIENT: clients, grouping.IS_EXAMPLE: pa.array(is_example)}
     return pa.RecordBatch.from_pydict({**columns, **own})
 
 
 def _ids(rows: Rows, layout: Layout) -> pa.Array:
     if layout.client == EACH_ROW:
         return pa.array(np.asarray(rows.numbers)).cast(pa.large_string())
-    ids = rows.columns[layout.field].cast(pa.large_string())
+    values = rows.columns[layout.field].cast(pa.large_string())
     if layout.rule == "value":
-        return ids
-    urls = ids.dictionary_encode()
+        return values
+    urls = values.dictionary_encode()
     domains = list(map(_domain, urls.dictionary.to_pylist()))
     if None in domains:
         first = urls.indices.to_pylist().index(domains.index(None))
@@ -206,11 +214,12 @@ def population_of(read: Read, layout: Layout, name: str) -> Population:
     }
     is_example = columns.pop(grouping.IS_EXAMPLE)
     # One dictionary of all blocks, in the order of first appearance.
-    ids = columns.pop(grouping.CLIENT).dictionary_encode()
+    clients = columns.pop(grouping.CLIENT).dictionary_encode()
+    ids.warn_of_alike(name, ids.hashes(clients.dictionary.to_pylist()))
     examples = {column: from_arrow(parts.filter(is_example)) for column, parts in columns.items()}
-    client_of_example = ids.indices.filter(is_example).to_numpy()
+    client_of_example = clients.indices.filter(is_example).to_numpy()
     described = {"name": name, "unit": layout.unit, "dropped": fields.dropped}
-    return from_rows(client_of_example, ids.dictionary, examples, **described)
+    return from_rows(client_of_example, clients.dictionary, examples, **described)
 
 
 def _of_one_type(name: str, column: str, parts: list[pa.Array]) -> pa.Array:
@@ -229,7 +238,7 @@ def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Ite
       layout: where each row is a client, rows of one number in several files are one.
       folder: where temporary files go; None is the machine's temporary folder.
     """
-    examples, types, fields = 0, {}, layout.fields
+    examples, types, hashes, fields = 0, {}, [], layout.fields
 
     def blocks() -> Iterator[pa.RecordBatch]:
         nonlocal examples
@@ -245,8 +254,14 @@ def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Ite
                     )
             yield block
 
+    def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            hashes.append(ids.hashes(batch.client_ids))
+            yield batch
+        ids.warn_of_alike(name, np.concatenate(hashes))
+
     with tempfile.TemporaryDirectory(prefix="grouping-", dir=folder) as temporary:
-        batches = grouping.grouped(blocks(), Path(temporary))
+        batches = watched(grouping.grouped(blocks(), Path(temporary)))
         # All rows are read here, so that their number is known.
         first = next(batches, None)
         if first is None:

@@ -2,16 +2,18 @@
 
 Every reader of tables hands its columns to `Fields.rows`, the only place that checks them:
 
-    "client"   a string, or a whole number, which means its decimal digits; not blank, and not as
-               1.0, 1e+16 or nan, which libraries write for whole numbers beside missing ones
+    "client"   a string, a whole number, a date or bytes, see `data.ids`
     "text"     a string; texts of several fields are joined by newlines to one, without those that a
                row lacks or leaves empty: it must have one of them
-    "label"    a whole number from 0 to 2^31 - 1, or a boolean
-    "number"   a number, a boolean, or a list of numbers, equally long in each row
+    "label"    a whole number from 0 to 2^31 - 1, perhaps as 1.0, or a boolean
+    "class"    one of a PUBLIC list of words, and means its place in the list
+    "number"   a number, a boolean, or a list of numbers, equally long in each row; no whole number
+               that float32 makes another one
     "value"    a string, boolean or number, or a list of numbers: of the first row's kind in all
                rows, but whole numbers become numbers where others follow
 
-Numbers are finite, in float32 too.
+Numbers are finite, in float32 too. A name such as "meta.text" is a field, or else the part "text"
+of the field "meta". `plain_columns` says which types of values there are.
 
 Errors name the source, the row and the field, what was expected and which kind of value was found,
 and never a value.
@@ -26,21 +28,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxpfl.data.columns import from_arrow, not_finite, text_array
+from jaxpfl.data import ids
+from jaxpfl.data.columns import changed_by_float32, from_arrow, not_finite, text_array
+from jaxpfl.data.readers.plain_columns import (
+    A_LIST,
+    ABSENT,
+    INEXACT,
+    FaultError,
+    array_of,
+    is_list,
+    kind_of,
+    name_of_type,
+    plain,
+    value_of,
+    whole,
+    wider,
+)
 from jaxpfl.errors import InputError
 
-_SCALARS = {str: pa.large_string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _KINDS = {
     "client": (str, int),
     "text": (str,),
-    "label": (int, bool),
+    "label": (int, float, bool),
+    "class": (str, int, float, bool),
     "number": (int, float, bool, list),
     "value": (str, bool, int, float, list),
 }
 _EXPECTED = {
-    "client": "a non-empty string or a whole number",
+    "client": "a non-empty string, a whole number, a date or bytes",
     "text": "a string",
-    "label": "a whole number from 0 to 2^31 - 1",
+    "label": "a whole number from 0 to 2^31 - 1, or a word of those that classes=A,B,... lists",
+    "class": "one of the words that classes=A,B,... lists",
     "number": "a number, or a list of numbers",
     "value": "a string, boolean or number, or a list of numbers",
     # For a "value", by the kind of the first row.
@@ -48,18 +66,15 @@ _EXPECTED = {
     bool: "a boolean",
     int: "a number",
     float: "a number",
-    list: "a list of numbers as long as the first row's",
+    list: A_LIST,
 }
 _HINTS = {
     "client": "; client=FIELD names whose a row is, client=* makes each row a client",
     "text": "; text=FIELD names the texts",
 }
-# One person may have the id "1" in one file and "1.0" in another; "nan" is no person's.
-_ROUNDED = r"^\s*([+-]?\d+\.0*|[+-]?\d+(\.\d*)?[eE]\+\d+|nan|NaN)\s*$"
 _NAN = ("nan", "+nan", "-nan")
-_AS_FLOAT = "a number such as 1.0, 1e+16 or nan; of pandas, frame.astype({FIELD: 'Int64'}) helps"
+_MISSING = ("no value", "an empty string", "NaN", "a list with a missing value")
 _BOOLEANS = {"true": True, "false": False}
-INEXACT = "whole numbers of at most 64 bits, and of at most 2^53 where there are fractions, too"
 
 
 class Rows(NamedTuple):
@@ -80,7 +95,8 @@ class Fields:
     """The fields that are wanted of a table, in all of its files.
 
     Attributes:
-      names: in the order in which they were asked for.
+      names: those to be read of a file, in the order in which they were asked for.
+      given: the values of the others, which the file's folders state: "u=ann/x.parquet".
       parts: the fields of texts, if there are several; () if not. `joined` names their text.
       drop: whether rows are left out that lack a value of one of them. In a file of text an empty
         field has no value, nor has NaN.
@@ -88,13 +104,20 @@ class Fields:
       absent: those of `parts` that no row of JSON lines and no schema or header had so far.
     """
 
-    def __init__(self, wanted: Iterable[tuple[str, str]], *, drop: bool = False) -> None:
-        """Takes names with what each is for; a name may occur twice."""
-        self.drop, self.dropped = drop, 0
+    def __init__(
+        self,
+        wanted: Iterable[tuple[str, str]],
+        *,
+        drop: bool = False,
+        classes: Sequence[str] = (),
+    ) -> None:
+        """Takes names with what each is for; a name may occur twice. `classes`: of a "class"."""
+        self.drop, self.dropped, self.classes = drop, 0, classes
+        self.given: Mapping[str, str] = {}
         self._uses: dict[str, list[str]] = {}
         for name, use in wanted:
             self._uses.setdefault(name, []).append(use)
-        self.names = tuple(self._uses)
+        self._wanted = self.names = tuple(self._uses)
         texts = tuple(name for name in self.names if "text" in self._uses[name])
         self.parts = texts if len(texts) > 1 else ()
         self.joined = ",".join(texts)
@@ -104,23 +127,58 @@ class Fields:
         # By field, once its first row was seen; whole numbers become float64 where others follow.
         self._types: dict[str, pa.DataType] = {}
 
-    def require(self, source: str, names: Iterable[str]) -> None:
-        """Refuses a table that lacks one of the fields, or has it twice."""
-        names = list(names)
+    def begin(self, given: Mapping[str, str]) -> None:
+        """Begins a file whose folders state these fields of all of its rows."""
+        self.given = {name: given[name] for name in self._wanted if name in given}
+        self.names = tuple(name for name in self._wanted if name not in given)
+
+    def require(self, source: str, names: Iterable[str], nested: bool = False) -> list[str]:
+        """Refuses a table that lacks one of the fields, or has it twice.
+
+        Returns the columns that they are read from: with `nested`, "meta" for "meta.text".
+        """
+        names, holders = list(names), {}
         for name in self.names:
-            if names.count(name) != 1:
+            holder = name.partition(".")[0] if nested and name not in names else name
+            if names.count(holder) != 1:
                 listed = ", ".join(map(repr, names)) or "none"
-                problem = "there is no field" if name not in names else "there are two fields"
+                problem = "there are two fields" if holder in names else "there is no field"
                 hint = _HINTS.get(self._uses[name][0], "")
                 raise InputError(f"{source}: {problem} {name!r}, found {listed}{hint}")
+            holders[holder] = None
         self.absent.clear()
+        return list(holders)
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
-        self.require(source, schema.names)
+        holders = self.require(source, schema.names, nested=True)
+        empty = pa.table({name: pa.nulls(0, schema.field(name).type) for name in holders})
+        for name, column in self.columns(source, empty).items():
+            if self._plain(name, whole(column)) is None:
+                raise row_error(source, 1, name, self._expected(name), name_of_type(column.type))
+
+    def columns(self, source: str, table: pa.RecordBatch | pa.Table) -> dict[str, Any]:
+        """The fields' columns of a table that has them, or columns that they are inside of."""
+        columns = {}
         for name in self.names:
-            if _plain(_whole(pa.nulls(0, type_ := schema.field(name).type))) is None:
-                raise row_error(source, 1, name, self._expected(name), name_of_type(type_))
+            holder, *path = [name] if name in table.schema.names else name.split(".")
+            columns[name] = table[holder]
+            with contextlib.suppress(pa.ArrowInvalid, NotImplementedError):
+                if path:
+                    options = pc.StructFieldOptions(path)
+                    columns[name] = pc.call_function("struct_field", [table[holder]], options)
+                continue
+            raise InputError(f"{source}: there is no field {name!r}, found {holder!r}")
+        return columns
+
+    def values(self, row: Mapping[str, Any]) -> list[Any]:
+        """The fields' values in a row, `ABSENT` where it has none."""
+        values = [row.get(name, ABSENT) for name in self.names]
+        if ABSENT in values:
+            values = [value_of(row, name) for name in self.names]
+        if self.absent:
+            self.absent -= {n for n, x in zip(self.names, values, strict=True) if x is not ABSENT}
+        return values
 
     def rows(
         self, source: str, numbers: Sequence[int], table: Mapping[str, Any], typed: bool = True
@@ -131,10 +189,11 @@ class Fields:
           table: by field, an Arrow array or a list of Python values.
           typed: False where the values are strings that may stand for numbers or booleans.
         """
-        columns, table = {}, {name: _whole(values) for name, values in table.items()}
+        stated = {name: [value] * len(numbers) for name, value in self.given.items()}
+        columns, table = {}, {**stated, **{name: whole(table[name]) for name in self.names}}
         if self.parts:
             joined = self._joined(source, numbers, table)
-            rest = (name for name in self.names if self._uses[name] != ["text"])
+            rest = (name for name in self._wanted if self._uses[name] != ["text"])
             table = {**{name: table[name] for name in rest}, self.joined: joined}
         if self.drop:
             rows = self._complete(len(numbers), table, typed)
@@ -148,7 +207,7 @@ class Fields:
         for name in table if len(numbers) else ():
             try:
                 columns[name] = self._column(name, table[name], typed)
-            except _FaultError as error:
+            except FaultError as error:
                 row, (expected, kind, *_) = self._first_fault(name, table[name], typed)
                 unfit = [
                     f" (as in {count} of {len(numbers)} rows read)" for count in error.args[2:]
@@ -182,7 +241,7 @@ class Fields:
         def fault(rows: int) -> Any:
             try:
                 self._column(name, values[:rows], typed)
-            except _FaultError as error:
+            except FaultError as error:
                 return error.args
             return None
 
@@ -197,92 +256,93 @@ class Fields:
         """The indices of the rows that have a value in each column."""
         complete = np.ones(rows, bool)
         for name, values in table.items():
-            if not isinstance(values, list) and not _is_list(values.type):
+            if not isinstance(values, list) and not is_list(values.type):
                 complete &= ~np.asarray(values.is_null(nan_is_null=True))
                 continue
-            unread = () if typed else ("", *_NAN) if self._are_numbers(name, values) else ("",)
+            unread: tuple[str, ...] = ()
+            if not typed or name in self.given:
+                unread = ("", *_NAN) if self._are_numbers(name, values) else ("",)
             complete &= [not _lacks(value, unread) for value in values]
         return np.flatnonzero(complete).tolist()
 
     def _are_numbers(self, name: str, texts: list[str]) -> bool:
         """Whether texts stand for numbers: as earlier rows did, or else the first text decides."""
-        if {"client", "text"} & {*self._uses[name]}:
+        if {"client", "text", "class"} & {*self._uses[name]}:
             return False
         if name in self._types:
-            return _kind_of(self._types[name]) in (int, float)
+            return kind_of(self._types[name]) in (int, float)
         given = (text for text in texts if not _lacks(text, ("", *_NAN)))
         return _parse(float, [next(given, "0")]) is not None
 
     def _expected(self, name: str) -> str:
         use, type_ = self._uses[name][-1], self._types.get(name)
-        return _EXPECTED[use if use != "value" or type_ is None else _kind_of(type_)]
+        return _EXPECTED[use if use != "value" or type_ is None else kind_of(type_)]
 
     def _of_python(self, name: str, values: list[Any], typed: bool) -> pa.Array:
         uses = set(self._uses[name])
-        if not typed and not {"client", "text"} & uses:
+        untyped = not typed or name in self.given
+        if untyped and not {"client", "text", "class"} & uses:
             values = self._parsed(name, values)
         if uses == {"client"}:
             # Ids of both kinds may be mixed.
             values = [str(value) if type(value) is int else value for value in values]
-        array = _array(values)
+        array = array_of(values)
         if array is None:
             inexact = set(map(type, values)) <= {int, float}
             expected = INEXACT if inexact else self._expected(name)
-            raise _FaultError(expected, type(values[-1]).__name__)
-        return array
+            raise FaultError(expected, type(values[-1]).__name__)
+        return whole(array)
 
     def _parsed(self, name: str, texts: list[str]) -> list[Any]:
         type_ = self._types.get(name)
         first = (kind for kind in (bool, float, str) if _parse(kind, texts[:1]) is not None)
-        values = _parse(next(first) if type_ is None else _kind_of(type_), texts)
+        values = _parse(next(first) if type_ is None else kind_of(type_), texts)
         if values is None:
             what = "another string" if texts[-1].strip() else "an empty string"
-            raise _FaultError(self._expected(name), what)
+            raise FaultError(self._expected(name), what)
         return values
+
+    def _plain(self, name: str, column: pa.Array) -> pa.Array | None:
+        return plain(ids.as_texts(column) if self._uses[name] == ["client"] else column)
 
     def _column(self, name: str, values: Any, typed: bool) -> pa.Array:
         """The values in a type of `Rows`, the widest of all blocks so far."""
         column = values if isinstance(values, pa.Array) else self._of_python(name, values, typed)
         uses, expected = set(self._uses[name]), self._expected(name)
         if column.null_count:
-            raise _FaultError(expected, "no value")
+            raise FaultError(expected, "no value")
         type_name = name_of_type(column.type)
-        if uses == {"client"} and pa.types.is_integer(column.type):
-            return column.cast(pa.large_string())
-        plain = _plain(column)
-        if plain is None or any(_kind_of(plain.type) not in _KINDS[use] for use in uses):
-            raise _FaultError(expected, type_name)
-        kind = _kind_of(plain.type)
-        if "client" in uses and kind is str and (fault := fault_of_ids(plain)):
-            raise _FaultError(_EXPECTED["client"], fault)
+        plain = self._plain(name, column)
+        if plain is None or any(kind_of(plain.type) not in _KINDS[use] for use in uses):
+            raise FaultError(expected, type_name)
+        kind = kind_of(plain.type)
+        if "client" in uses and kind is str and (fault := ids.fault_of(plain)):
+            raise FaultError(_EXPECTED["client"], fault[1])
         if uses == {"client"}:
             return plain
         numbers = from_arrow(plain)
         if unfit := not_finite(numbers):
             nan = np.isnan(numbers).any()
             what = "NaN" if nan else "an infinite number, or one beyond float32"
-            raise _FaultError(expected, what, unfit)
-        if "label" in uses and kind is int and ((numbers < 0) | (numbers >= 2**31)).any():
-            raise _FaultError(expected, "another number")
-        both = _wider(self._types.get(name, plain.type), plain.type)
+            raise FaultError(expected, what, unfit)
+        if "label" in uses and kind is not bool:
+            if ((numbers < 0) | (numbers >= 2**31) | (numbers != np.floor(numbers))).any():
+                raise FaultError(expected, "another number")
+            plain = plain.cast(pa.int64())
+        if "class" in uses:
+            words = pc.call_function("utf8_trim_whitespace", [plain.cast(pa.large_string())])
+            options = pc.SetLookupOptions(text_array(self.classes))
+            plain = pc.call_function("index_in", [words], options).cast(pa.int64())
+            if plain.null_count:
+                raise FaultError(expected, "another word")
+        if "number" in uses and changed_by_float32(numbers):
+            raise FaultError(expected, "a whole number beyond 2^24 that float32 cannot hold")
+        both = wider(self._types.get(name, plain.type), plain.type)
         if both is None:
-            raise _FaultError(expected, type_name)
+            raise FaultError(expected, type_name)
         with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value
             return plain.cast(both)
-        raise _FaultError(INEXACT, "a larger one")
-
-
-def fault_of_ids(ids: pa.Array) -> str:
-    """The first fault in a column of clients' ids, in words; "" without any."""
-    for pattern, fault in ((r"^\s*$", "an empty string"), (_ROUNDED, _AS_FLOAT)):
-        options = pc.MatchSubstringOptions(pattern)
-        if pc.call_function("match_substring_regex", [ids], options).true_count:
-            return fault
-    return ""
-
-
-class _FaultError(Exception):
-    """A row does not fit, the last one of a column if those before it do: expected and found."""
+        raise FaultError(INEXACT, "a larger one")
 
 
 def _parse(kind: type, texts: list[str]) -> list[Any] | None:
@@ -306,7 +366,7 @@ def row_error(
 ) -> InputError:
     """The error of a row, by its number, whose field holds another value than expected."""
     hint = "; FILE?missing=drop leaves such rows out, and dropna() in a frame"
-    actual += more + (hint if actual in ("no value", "an empty string", "NaN") else "")
+    actual += more + (hint if actual in _MISSING else "")
     return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {actual}")
 
 
@@ -319,99 +379,3 @@ def _lacks(value: Any, unread: Sequence[str]) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in unread
     return value is None or value != value
-
-
-def _kind_of(type_: pa.DataType) -> type:
-    return next((kind for kind, scalar in _SCALARS.items() if scalar == type_), list)
-
-
-def _array(values: Sequence[Any]) -> pa.Array | None:
-    kinds = set(map(type, values))
-    # Arrow would take a boolean among numbers for one of them.
-    if bool in kinds and len(kinds) > 1 and kinds != {bool, type(None)}:
-        return None
-    try:
-        if kinds == {str}:
-            return text_array(values)
-        return pa.array(values, pa.large_string() if str in kinds else None)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return None
-
-
-def _whole(values: Any) -> Any:
-    """The values of chunks, or of a dictionary's numbers, as one array; a list as it is."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    terms = values.dictionary if isinstance(values, pa.DictionaryArray) else pa.nulls(0)
-    # Arrow cannot take strings of the type string_view.
-    if is_text(terms.type):
-        return terms.cast(pa.large_string()).take(values.indices)
-    if pa.types.is_integer(terms.type):
-        return terms.take(values.indices)
-    is_view = isinstance(values, pa.Array) and pa.types.is_string_view(values.type)
-    return values.cast(pa.large_string()) if is_view else values
-
-
-def _plain(column: pa.Array) -> pa.Array | None:
-    """The column in a type of `Rows`; None, before anything is unpacked, if its type is another."""
-    types, type_ = pa.types, column.type
-    if _is_list(type_):
-        number = types.is_integer(type_.value_type) or types.is_floating(type_.value_type)
-        return _plain_list(column) if number else None
-    if is_text(type_):
-        return column.cast(pa.large_string())
-    if types.is_uint64(type_) and (column.to_numpy() >= 2**63).any():
-        raise _FaultError(INEXACT, "a larger one")
-    if types.is_integer(type_):
-        return column.cast(pa.int64())
-    if types.is_floating(type_):
-        return column.cast(pa.float64())
-    return column if types.is_boolean(type_) or types.is_null(type_) else None
-
-
-def _plain_list(column: pa.Array) -> pa.Array | None:
-    lengths = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
-    if not len(lengths):
-        return column
-    if not lengths[0] or (lengths != lengths[0]).any():
-        raise _FaultError(_EXPECTED[list], "a longer or shorter list")
-    values = column.flatten()
-    if values.null_count:
-        return None
-    return pa.FixedSizeListArray.from_arrays(_plain(values), int(lengths[0]))
-
-
-def name_of_type(type_: pa.DataType) -> str:
-    """A type of Arrow in the words of Python, where it has them."""
-    for kind, is_of in (
-        ("bool", pa.types.is_boolean),
-        ("int", pa.types.is_integer),
-        ("float", pa.types.is_floating),
-        ("str", is_text),
-        ("no value", pa.types.is_null),
-        ("dict", pa.types.is_struct),
-        ("list", pa.types.is_nested),
-    ):
-        if is_of(type_):
-            return kind
-    return str(type_).partition("[")[0]
-
-
-def is_text(type_: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_)
-
-
-def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that holds both, if only whole numbers become floats."""
-    if {first, second} == {pa.int64(), pa.float64()}:
-        return pa.float64()
-    lists = pa.types.is_fixed_size_list(first) and pa.types.is_fixed_size_list(second)
-    if first == second or not lists or first.list_size != second.list_size:
-        return first if first == second else None
-    return pa.list_(pa.float64(), first.list_size)

@@ -6,8 +6,9 @@ data files, and never runs code that comes with a data set.
 """
 
 import contextlib
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers.examples import Layout, population_of
 from jaxpfl.data.readers.fields import Fields, Rows
+from jaxpfl.data.readers.plain_columns import ABSENT
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.lazy import require
 
@@ -28,11 +30,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def from_dataframe(
     frame: Any,
     *,
-    client: str = "client",
-    text: str | Sequence[str] | None = None,
-    label: str | None = None,
-    features: Sequence[str] = (),
-    columns: Sequence[str] = (),
+    client: str | int = "client",
+    text: str | int | Sequence[str | int] | None = None,
+    label: str | int | None = None,
+    classes: Sequence[str] = (),
+    features: Sequence[str | int] = (),
+    columns: Sequence[str | int] = (),
     split: str | None = None,
     name: str = "DataFrame",
 ) -> Population:
@@ -40,9 +43,10 @@ def from_dataframe(
 
     Args:
       frame: a DataFrame of pandas or polars, a data set of the library `datasets`, a pyarrow
-        Table, or anything else with `__arrow_c_stream__`. An index is not read: use
-        `reset_index()`.
-      client, text, label, features, columns, split: which columns are what, see `Layout`.
+        Table, anything else with `__arrow_c_stream__`, or a dictionary of columns. An index is not
+        read: use `reset_index()`.
+      client, text, label, classes, features, columns, split: which columns are what, see `Layout`.
+        A whole number names the column whose name has its digits.
       name: the population's, in messages and reports: public.
 
     Returns:
@@ -51,7 +55,10 @@ def from_dataframe(
     Raises:
       InputError: a column is missing, or a row has no value or one of another kind.
     """
-    layout = Layout(client, text, label, tuple(features), tuple(columns), split)
+    texts = text if text is None or isinstance(text, str) else _names(text)
+    label = label if label is None else str(label)
+    names = _names(features), _names(columns)
+    layout = Layout(str(client), texts, label, *names, split, classes=tuple(classes))
     return population_of(partial(read_frame, name, frame), layout, name)
 
 
@@ -59,35 +66,59 @@ def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
     """The rows of a table, numbered from 1, some thousand at a time."""
     first = 1
     for batch in _batches(name, frame, fields):
-        fields.require(name, batch.schema.names)
-        if len(batch):
-            columns = {column: batch[column] for column in fields.names}
-            yield fields.rows(name, range(first, first + len(batch)), columns)
+        numbers = range(first, first + len(batch))
         first += len(batch)
+        if not len(batch):
+            continue
+        if isinstance(batch, list):
+            for number, row in zip(numbers, batch, strict=True):
+                if not isinstance(row, Mapping):
+                    what = f"expected a mapping of columns, found {type(row).__name__}"
+                    raise InputError(f"{name}, row {number}: {what}")
+            # A column that a row lacks has no value in it.
+            rows = [[None if x is ABSENT else x for x in fields.values(row)] for row in batch]
+            columns = dict(zip(fields.names, map(list, zip(*rows, strict=True)), strict=True))
+        else:
+            fields.require(name, batch.schema.names, nested=True)
+            columns = fields.columns(name, batch)
+        yield fields.rows(name, numbers, columns)
 
 
-def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch | pa.Table]:
+def _names(columns: Any) -> tuple[str, ...]:
+    return (str(columns),) if isinstance(columns, int) else tuple(map(str, columns))
+
+
+# Rows as Arrow has them, or as Python has.
+_Batch = pa.RecordBatch | pa.Table | list[Any]
+
+
+def _batches(name: str, frame: Any, fields: Fields) -> Iterator[_Batch]:
     if isinstance(frame, dict):
-        parts, where = ", ".join(map(repr, frame)), f"{name}/PART on the disk"
-        raise InputError(f"{name}: has the parts {parts}, expected one: {where}, [PART] in Python")
-    wanted, fault = list(fields.names), None
+        if any(hasattr(part, "column_names") for part in frame.values()):
+            parts, where = ", ".join(map(repr, frame)), f"{name}/PART on the disk"
+            what = f"has the parts {parts}, expected one: {where}, [PART] in Python"
+            raise InputError(f"{name}: {what}")
+        columns = {str(column): values for column, values in frame.items()}
+        holders = {n if n in columns else n.partition(".")[0] for n in fields.names}
+        if not holders <= columns.keys():
+            # The message leaves out what it has: its keys may be clients' ids.
+            wanted = ", ".join(map(repr, fields.names))
+            what = f"expected a dictionary with the columns {wanted}"
+            raise InputError(f"{name}: {what}; `from_clients` takes one of clients")
+        yield _rows_of(name, {holder: columns[holder] for holder in holders})
+        return
     if hasattr(frame, "with_format"):
         # The rows that were selected, in their order: the whole table has others. The columns of a
         # streamed data set may be unknown.
         if frame.column_names is not None:
-            fields.require(name, frame.column_names)
-            frame = frame.select_columns(wanted)
-        try:
-            yield from frame.with_format("arrow").iter(_ROWS)
-        except Exception as error:
-            fault = unread(name, error)
-        if fault is not None:
-            raise fault
+            frame = frame.select_columns(fields.require(name, frame.column_names, nested=True))
+        yield from _of_data_set(name, frame)
         return
     if hasattr(frame, "loc") and hasattr(frame, "columns"):
         # Other columns of pandas are left out, because they may hold objects unknown to Arrow.
-        fields.require(name, list(frame.columns))
-        frame = frame.loc[:, wanted]
+        names = list(map(str, frame.columns))
+        holders = fields.require(name, names, nested=True)
+        frame = frame.iloc[:, [names.index(holder) for holder in holders]].set_axis(holders, axis=1)
     if not hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "to_frame"):  # one column
         raise InputError(
             f"{name}: expected a DataFrame of pandas or polars, a data set of the library "
@@ -95,13 +126,49 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch |
         )
     reader = None
     # Arrow's error quotes a value.
-    with contextlib.suppress(pa.ArrowException, TypeError):
+    with contextlib.suppress(pa.ArrowException, TypeError, OverflowError):
         reader = pa.RecordBatchReader.from_stream(frame)
-    if reader is None:
-        raise InputError(
-            f"{name}: a column holds values of several kinds, expected one kind in each"
-        )
-    yield from reader
+    if reader is not None:
+        yield from reader
+    # Values of several kinds, or of more than 64 bits, are looked at row by row.
+    elif hasattr(frame, "to_dicts"):
+        yield frame.to_dicts()
+    elif hasattr(frame, "notna"):
+        yield frame.astype(object).where(frame.notna(), None).to_dict("records")
+    else:
+        raise InputError(f"{name}: a column holds values of several kinds, expected one in each")
+
+
+def _rows_of(name: str, columns: Mapping[str, Any]) -> list[Any]:
+    """The rows of a dictionary of columns."""
+    lists = []
+    for column, values in columns.items():
+        if isinstance(values, str) or not hasattr(values, "__len__"):
+            what = f"expected a list of values, found {type(values).__name__}"
+            raise InputError(f"{name}, column {column!r}: {what}")
+        listed = getattr(values, "to_pylist", getattr(values, "tolist", values.__iter__))
+        lists.append(list(listed()))
+    if len(set(map(len, lists))) > 1:
+        raise InputError(f"{name}: expected columns of one length, found several")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def _of_data_set(name: str, frame: Any) -> Iterator[_Batch]:
+    rows, fault = 0, None
+    try:
+        try:
+            for batch in frame.with_format("arrow").iter(_ROWS):
+                rows += len(batch)
+                yield batch
+        # The library cannot hand over a stream's rows that are not all of one type.
+        except (pa.ArrowException, AttributeError):
+            rest = iter(frame.skip(rows))
+            while block := list(itertools.islice(rest, _ROWS)):
+                yield block
+    except Exception as error:
+        fault = unread(name, error)
+    if fault is not None:
+        raise fault
 
 
 def load_data_set(

@@ -34,7 +34,7 @@ def read_parquet(path: Path, fields: Fields) -> Iterator[Rows]:
                 batch.validate(full=True)
                 numbers = range(first, first + len(batch))
                 if len(batch):
-                    columns = {name: batch[name] for name in fields.names}
+                    columns = fields.columns(str(path), batch)
                     yield fields.rows(str(path), numbers, columns)
                 first += len(batch)
     except InputError:

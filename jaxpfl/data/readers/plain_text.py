@@ -2,8 +2,8 @@
 
 Policy, the same on every platform:
 - A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names;
-  invalid bytes are refused. Lines end in \\n or \\r\\n, and `readers.prose` makes them examples.
-  A file without examples is a client without examples.
+  invalid bytes are refused. Lines end in \\n, \\r\\n or \\r, and `readers.prose` makes them
+  examples. A file without examples is a client without examples.
 - .gz and .xz checksums are verified to the end of the file.
 - An archive's files (see `compressed.members`) are read if their names end in .txt, except hidden
   ones.
@@ -68,9 +68,9 @@ def read_plain_text(
 
 def _files(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
     """Client ids, the files' names for errors, and the files' content."""
-    if path.name.endswith((".tar.gz", ".tar.xz")):
+    if path.name.lower().endswith((".tar.gz", ".tar.xz")):
         for where, name, stream in members(path):
-            if name.endswith(".txt"):
+            if name.lower().endswith(".txt"):
                 yield name, where, stream
     else:
         with open_binary(path) as stream:

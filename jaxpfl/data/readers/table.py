@@ -2,14 +2,18 @@
 
 A new format is a function that gives the rows with some fields, and a line of `_READERS`. A folder
 of shards is read file by file, in the order of their names, its folders included; all files with
-these endings belong to it, except hidden ones. A path with * stands for all files that it fits
-(`glob.glob`).
+these endings, in letters of any case, belong to it, except hidden ones and .json. A path with *
+stands for all that it fits, ** for folders in folders; other characters mean themselves. A folder
+of shards that is called FIELD=VALUE states a field of all rows in it, as Hive's and Spark's do: as
+text that may stand for a number, percent-encoded.
 """
 
 import glob
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 from jaxpfl.data.readers import parquet_files, text_tables
 from jaxpfl.data.readers.fields import Fields, Rows
@@ -38,14 +42,16 @@ def _read_excel(path: Path, fields: Fields, _: str | None) -> Iterator[Rows]:
         yield fields.rows(str(path), range(2, len(frame) + 1), columns)
 
 
-_TEXTS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _READERS: dict[str, Callable[[Path, Fields, str | None], Iterator[Rows]]] = {
-    **dict.fromkeys(_TEXTS, text_tables.read_text),
+    **dict.fromkeys(text_tables.ENDINGS, text_tables.read_text),
     ".parquet": lambda path, fields, _: parquet_files.read_parquet(path, fields),
     ".xlsx": _read_excel,
 }
 
 ENDINGS = tuple(_READERS)
+# In a folder, a .json is mostly about the tables beside it.
+SHARDS = tuple(ending for ending in ENDINGS if ending not in (".json", ".json.gz"))
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _HIDDEN = (".", "~$", "__MACOSX")  # what tools leave beside the files: copies, locks
 
 
@@ -55,7 +61,11 @@ def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> It
     `encoding` is that of files of text; None: UTF-8, or UTF-16 with a byte order mark.
     """
     for file in files_of(path):
-        read = next((reader for end, reader in _READERS.items() if file.name.endswith(end)), None)
+        parts = (part.partition("=") for part in _below(file, path)[:-1])
+        stated = {unquote(name): unquote(value) for name, is_stated, value in parts if is_stated}
+        fields.begin({name: "" if value == _NO_VALUE else value for name, value in stated.items()})
+        name = file.name.lower()
+        read = next((reader for end, reader in _READERS.items() if name.endswith(end)), None)
         if read is None:
             endings = ", ".join(ENDINGS)
             raise InputError(f"{file}: expected a table, a name ending in {endings}")
@@ -67,13 +77,26 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.exists():
-        return sorted(map(Path, glob.glob(str(path), recursive=True)))
+        pattern = re.sub(r"[?[]", r"[\g<0>]", str(path))
+        places = sorted(map(Path, glob.glob(pattern, recursive=True)))
+        places = [place for place in places if not _is_hidden(place, path)]
+        # A folder may fit as well as what is in it.
+        return list(dict.fromkeys(file for place in places for file in files_of(place)))
     shards = sorted(
         file
         for file in path.rglob("*")
-        if file.name.endswith(ENDINGS)
-        and not any(part.startswith(_HIDDEN) for part in file.relative_to(path).parts)
+        if file.name.lower().endswith(SHARDS) and file.is_file() and not _is_hidden(file, path)
     )
     if not shards:
-        raise InputError(f"{path}: expected a folder of {', '.join(ENDINGS)} files, found none")
+        raise InputError(f"{path}: expected a folder of {', '.join(SHARDS)} files, found none")
     return shards
+
+
+def _below(file: Path, path: Path) -> tuple[str, ...]:
+    """The parts of a file's path below a folder, or below what stands before the first *."""
+    above = path if path.exists() else Path(str(path).partition("*")[0] + "*").parent
+    return file.relative_to(above).parts
+
+
+def _is_hidden(file: Path, path: Path) -> bool:
+    return any(part.startswith(_HIDDEN) for part in _below(file, path))

@@ -1,14 +1,15 @@
-"""JSON lines (.jsonl), CSV (.csv) and TSV (.tsv), as they are or gzipped: a row is a mapping.
+"""JSON (.jsonl, .ndjson, .json), CSV (.csv) and TSV (.tsv), as they are or gzipped.
 
 Policy, the same on every platform:
 - A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names; no
   other is guessed, and invalid bytes are refused. The checksum of .gz is verified. Lines
-  end in \\n or \\r\\n. A row has at most 16 MiB.
-- JSON lines: an object a line. Blank lines are skipped, but counted in row numbers. Texts are not
-  changed (see `data.columns`): NUL stays, an empty text is an example, and only a lone surrogate
-  escape becomes U+FFFD.
+  end in \\n, \\r\\n or \\r. A row has at most 16 MiB.
+- JSON: an object a line, or an array of objects. Blank lines are skipped, but counted in row
+  numbers. An object with a key twice is refused. Texts are not changed (see `data.columns`): NUL
+  stays, an empty text is an example, and only a lone surrogate escape becomes U+FFFD.
 - CSV (RFC 4180): a header, then as many fields in each row. The separator is the comma, semicolon,
-  tab or bar that gives a header with the wanted fields; in .tsv it is the tab. Fields in
+  tab or bar that gives a header with the wanted fields; in .tsv it is the tab, and a line `sep=;`
+  above the header, which is not counted, names another. Fields in
   double quotes may hold separators, line ends and doubled quotes. Rows are counted as in a
   spreadsheet: the header is row 1; blank lines are skipped and not counted. Client ids and texts
   are read as they are written (`fields` says which ids are refused). The first row decides whether
@@ -20,17 +21,26 @@ Policy, the same on every platform:
 import csv
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from jaxpfl.data.readers import compressed
 from jaxpfl.data.readers.compressed import errors_of, lines, open_binary
 from jaxpfl.data.readers.fields import Fields, Rows
+from jaxpfl.data.readers.plain_columns import ABSENT
 from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK_CHARACTERS = 2**22
 _TSV = (".tsv", ".tsv.gz")
+ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz") + (
+    (".csv", ".csv.gz", *_TSV)
+)
+_BEFORE = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n"  # a mark of byte order, and spaces, of any encoding
+_PIECE = 2**20  # characters of an array that are read at once
+_NEXT = re.compile(r"[ \t\r\n]*([][,]?)[ \t\r\n]*")
+_NAMES_SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
 
 # The number of a row in its file, its values of the wanted fields, and its characters.
 _Row = tuple[int, list[Any], int]
@@ -41,7 +51,7 @@ def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows
     numbers: list[int] = []
     rows: list[list[Any]] = []
     number, left = 0, _BLOCK_CHARACTERS
-    is_csv = path.name.endswith((".csv", ".csv.gz", *_TSV))
+    is_csv = path.name.lower().endswith((".csv", ".csv.gz", *_TSV))
 
     def block() -> Rows:
         columns = dict(zip(fields.names, map(list, zip(*rows, strict=True)), strict=True))
@@ -65,25 +75,63 @@ def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows
 
 
 def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) -> Iterator[_Row]:
+    is_array = cast(Any, file).peek(64).lstrip(_BEFORE).startswith(b"[")
+    for number, row, size in (_elements if is_array else _objects)(path, file, encoding):
+        values = fields.values(row)
+        if ABSENT in values:
+            for name, value in zip(fields.names, values, strict=True):
+                # The message leaves the row's own names out: they may be values of clients.
+                if value is ABSENT and not fields.drop and name not in fields.parts:
+                    raise InputError(f"{path}, row {number}: there is no field {name!r}")
+            values = [None if value is ABSENT else value for value in values]
+        yield number, values, size
+
+
+# The number of a row, its object, and its characters.
+_Object = tuple[int, dict[str, Any], int]
+
+
+def _objects(path: Path, file: BinaryIO, encoding: str | None) -> Iterator[_Object]:
+    """Those of lines."""
     for number, line in enumerate(lines(file, str(path), "row", encoding=encoding), 1):
-        text = line.strip(" \t\r\n")
-        if not text:
-            continue
-        row = _object(f"{path}, row {number}", text)
-        fields.absent -= row.keys()
-        for name in fields.names:
-            # The message leaves the row's own names out: they may be values of clients.
-            if name not in row and not fields.drop and name not in fields.parts:
-                raise InputError(f"{path}, row {number}: there is no field {name!r}")
-        yield number, [row.get(name) for name in fields.names], len(text)
+        if text := line.strip(" \t\r\n"):
+            yield number, _object(f"{path}, row {number}", text), len(text)
+
+
+def _elements(path: Path, file: BinaryIO, encoding: str | None) -> Iterator[_Object]:
+    """Those of an array, of which a piece is in memory."""
+    text, at, number = "", 0, 0
+    pieces = lines(file, str(path), "piece", encoding=encoding, piece=_PIECE)
+    for piece in itertools.chain(pieces, [None]):
+        text, at = text[at:] + (piece or ""), 0
+        while match := _NEXT.match(text, at):
+            where, mark, start = f"{path}, row {number + 1}", match[1], match.end()
+            if mark == "]" or (mark == "[" and text[start : start + 1] == "]"):
+                rest = itertools.chain([text[start + (mark == "[") :]], pieces)
+                if any(map(str.strip, rest)):
+                    raise InputError(f"{path}: expected nothing behind its array of objects")
+                return
+            try:
+                value, end = _DECODER.raw_decode(text, start)
+            except (ValueError, RecursionError):
+                value, end = None, len(text)
+            if type(value) is not dict or mark != ("," if number else "["):
+                if piece is not None and end == len(text) and end - at <= compressed.MAX_AT_ONCE:
+                    break  # It may go on in the next piece.
+                _object(where, text[start:end])
+                raise InputError(f"{where}: expected a comma before it, in an array of objects")
+            number, at = number + 1, end
+            yield number, value, end - match.start()
 
 
 def _object(where: str, text: str) -> dict[str, Any]:
     try:
-        value = _DECODE(text)
+        value = _DECODER.decode(text)
         if type(value) is dict:
             return value
         problem = f"expected a JSON object, found {type(value).__name__}"
+    except _TwiceError:
+        problem = "expected each key of an object once, found one twice"
     except json.JSONDecodeError as error:
         problem = f"not valid JSON at character {error.pos + 1}, expected an object on each line"
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated string"):
@@ -100,7 +148,18 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(constant)
 
 
-_DECODE = json.JSONDecoder(parse_constant=_refuse_constant).decode
+class _TwiceError(ValueError):
+    """A key stands twice in an object."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise _TwiceError
+    return made
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
 
 
 def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) -> Iterator[_Row]:
@@ -122,7 +181,9 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
         if "\0" in header:
             hint = f"if it is in UTF-16, write {path}?encoding=utf-16-le"
             raise InputError(f"{path}: its header has zero bytes; {hint}")
-        separator = _separator(path, header, fields)
+        if named := _NAMES_SEPARATOR.fullmatch(header):
+            header = next(filter(str.strip, text), "")
+        separator = named[1] if named else _separator(path, header, fields)
         for row in csv.reader(itertools.chain([header], text), delimiter=separator, strict=True):
             size, left = most - left, most
             if not row:
@@ -150,7 +211,7 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
 
 def _separator(path: Path, header: str, fields: Fields) -> str:
     """The separator whose header has the wanted fields, or else the most fields."""
-    if path.name.endswith(_TSV):
+    if path.name.lower().endswith(_TSV):
         return "\t"
     names = {mark: next(csv.reader([header], delimiter=mark), ()) for mark in ",;\t|"}
     return max(names, key=lambda mark: ({*fields.names} <= {*names[mark]}, len(names[mark])))

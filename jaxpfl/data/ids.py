@@ -1,0 +1,88 @@
+"""Clients' ids: texts, of whatever type a table holds them in.
+
+One person under two ids is protected half as well as stated, so the same id must be the same text
+in every format and type:
+
+    whole numbers, decimals         their decimal digits
+    dates; timestamps               2024-01-31; 2024-01-31 10:20:30.5, as a date at midnight, and
+                                    with Z, in UTC, where they have a time zone
+    UUIDs, and 16 bytes             01234567-89ab-cdef-0123-456789abcdef
+    other bytes                     their hexadecimal digits
+
+Refused are blank ids, and what libraries write for numbers and dates beside missing ones: floats,
+texts such as 1.0, 1e+16, nan or <NA>.
+"""
+
+import contextlib
+import unicodedata
+import uuid
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# One person may have the id "1" in one file and "1.0" in another; "nan" is no person's.
+_ROUNDED = r"^\s*([+-]?\d+[.,]0*|[+-]?\d+(\.\d*)?[eE]\+\d+|nan|NaN|NaT|<NA>)\s*$"
+_AS_FLOAT = "a number such as 1.0, 1e+16 or nan; of pandas, frame.astype({FIELD: 'Int64'}) helps"
+# White space, and characters that nobody sees.
+_FAULTS = ((r"^[\s\pZ\pC]*$", "an empty string"), (_ROUNDED, _AS_FLOAT))
+_BLANKS = " \t\r\n\u200b\u2060\ufeff"
+
+
+def as_texts(ids: pa.Array) -> pa.Array:
+    """Ids of any of these types as large_string; others, and what is no id, as they are."""
+    types, type_ = pa.types, ids.type
+    if types.is_decimal(type_):
+        with contextlib.suppress(pa.ArrowInvalid):  # a fraction, which the message quotes
+            return ids.cast(pa.decimal256(76, 0)).cast(pa.large_string())
+    if types.is_timestamp(type_):
+        moments = ids if type_.tz is None else ids.cast(pa.timestamp(type_.unit, "UTC"))
+        texts = moments.cast(pa.large_string())
+        # Of every unit the same text.
+        for pattern, by in (
+            (r"\.0+(Z?)$", r"\1"),
+            (r"(\.\d*[1-9])0+(Z?)$", r"\1\2"),
+            (r" 00:00:00$", ""),
+        ):
+            options = pc.ReplaceSubstringOptions(pattern, by)
+            texts = pc.call_function("replace_substring_regex", [texts], options)
+        # Arrow writes one text for all that are beyond its calendar.
+        beyond = pc.call_function("starts_with", [texts], pc.MatchSubstringOptions("<"))
+        return ids if beyond.true_count else texts
+    if types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_):
+        is_uuid = types.is_fixed_size_binary(type_) and type_.byte_width == 16
+        written = [
+            value and (str(uuid.UUID(bytes=value)) if is_uuid else value.hex())
+            for value in ids.to_pylist()
+        ]
+        return pa.array(written, pa.large_string())
+    return ids.cast(pa.large_string()) if types.is_integer(type_) or types.is_date(type_) else ids
+
+
+def fault_of(ids: pa.Array) -> tuple[int, str] | None:
+    """The place of an id of a large_string array that is refused, and why; None without any."""
+    for pattern, fault in _FAULTS:
+        options = pc.MatchSubstringOptions(pattern)
+        is_fault = pc.call_function("match_substring_regex", [ids], options)
+        if is_fault.true_count:
+            return is_fault.index(True).as_py(), fault
+    return None
+
+
+def hashes(ids: Sequence[str]) -> np.ndarray:
+    """Hashes, int64 [ids], that are equal where ids differ by case, blanks around them or their
+    Unicode normal form alone."""
+    alike = (unicodedata.normalize("NFKC", id_).strip(_BLANKS).casefold() for id_ in ids)
+    return np.fromiter(map(hash, alike), np.int64, len(ids))
+
+
+def warn_of_alike(name: str, hashes_C: np.ndarray) -> None:
+    """Warns where clients of a population may be one; its ids are all different."""
+    if len(np.unique(hashes_C)) < len(hashes_C):
+        warnings.warn(
+            f"{name}: some clients' ids differ only by case, blanks around them or their Unicode "
+            "normal form; one person under several ids is protected less than is stated",
+            stacklevel=3,
+        )
