@@ -64,6 +64,11 @@ def user_path(path: str | Path) -> Path:
     return Path(expanded)
 
 
+def missing(path: Path) -> str:
+    """Says that there is no such file, and where a relative path was looked for."""
+    return "there is no such file" + ("" if path.is_absolute() else f" in {Path.cwd()}")
+
+
 def sync(file: IO[Any]) -> None:
     """Blocks until everything written to an open file is on the disk."""
     file.flush()

@@ -13,11 +13,13 @@ import jaxpfl as jp
 from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.systems.workspace import ledger_path
-from jaxpfl.models.checkpoints import jaxpfl_models
+from jaxpfl.models.checkpoints import jaxpfl_models, pretrained
 from jaxpfl.privacy import Budget, Ledger
 from jaxpfl.text import Vocabulary
+from jaxpfl.text.tokenisers import public_words
 
 CLIENTS = jp.data.from_clients({f"c{i}": {"x": np.ones((1, 2), np.float32)} for i in range(4)})
 PLAN = jp.Plan(1, jp.Clip(1.0), jp.Noise(8.0), jp.Poisson(4, 4), 1e-3)
@@ -84,6 +86,39 @@ def test_a_ledger_is_one_file_in_all_folders(home, name):
     assert len(Ledger.read(name)) == 1
     assert main(["budget", str(name), "--delta", "1e-3"]) == 0
     assert not os.listdir() and (home("a") / "run").is_dir() and not os.listdir()
+
+
+def test_a_ledger_has_one_key_by_whatever_link_it_is_named(home):
+    there = home("a")
+    budget = Budget(PLAN.epsilon() * 1.01, 1e-3)
+    (there / "shared.jsonl").touch()
+    os.symlink(there, "linked")
+    os.symlink("linked/shared.jsonl", "file.jsonl")
+    jp.release(total, CLIENTS, PLAN, ledger="file.jsonl", budget=budget)
+    names = ("linked/shared.jsonl", "../home/shared.jsonl", "~/./shared.jsonl", "~/shared.jsonl/")
+    for name in ("file.jsonl", *names):
+        with pytest.raises(BudgetExhausted):
+            jp.release(total, CLIENTS, PLAN, ledger=name)
+    assert sorted(os.listdir(there)) == ["private", "shared.jsonl"]
+    for name, what in (("linked", "a directory"), ("/dev/null", "a device")):
+        with pytest.raises(InputError, match=what):
+            jp.release(total, CLIENTS, PLAN, ledger=name)
+
+
+@pytest.mark.parametrize(
+    "open_",
+    [
+        jp.data.open,
+        lambda name: shipped.find(f"{name}.yaml"),
+        lambda name: public_words.public_words(f"{name}.json", None),
+        lambda name: pretrained.load(name),
+    ],
+)
+def test_a_file_that_is_missing_is_missing_somewhere(home, open_):
+    home("b")
+    with pytest.raises(InputError) as caught:
+        open_("x.csv")
+    assert os.getcwd() in str(caught.value)
 
 
 def test_what_is_written_is_where_its_user_means(home, capsys):

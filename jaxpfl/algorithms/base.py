@@ -101,11 +101,14 @@ def update_query(
     execution: Execution | None = None,
 ) -> Query:
     """The query for clients' updates of a model: by default batches of 16, at most 256 examples."""
+    cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
+    if hasattr(client, "optimizer"):
+        require_optimizer("client", client.optimizer, cohort.max_steps)
     return Query(
         "update",
         client,
         plan,
-        CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort,
+        cohort,
         columns=None if model.columns is None else tuple(model.columns),
         execution=Execution() if execution is None else execution,
     )

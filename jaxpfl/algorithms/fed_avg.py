@@ -87,7 +87,7 @@ def fed_avg(
     """
     if isinstance(client, optax.GradientTransformation):
         client = LocalTraining(model, client, adapters=frozen is not None)
-    elif not isinstance(client, Stepping) and not callable(client):
+    elif not isinstance(client, LocalTraining) and _is_no_client(client):
         require_optimizer("client", client)
     base.require_parts(model, plan, server=server)
     if isinstance(client, LocalTraining) and client.adapters != (frozen is not None):
@@ -126,6 +126,12 @@ def fed_avg(
     return base.Algorithm(
         "fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as
     )
+
+
+def _is_no_client(value: Any) -> bool:
+    """Whether it is no client function: neither steps nor callable, a class, or one of optax."""
+    callables = isinstance(value, Stepping) or callable(value)
+    return not callables or isinstance(value, type) or value.__module__.startswith("optax")
 
 
 def _whole(params: Any, change: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from jaxpfl import files
 from jaxpfl.errors import InputError
 
 
@@ -58,7 +59,7 @@ class DataSet:
                 f"{self.name}: the environment variable {self.variable} is not set, which names "
                 f"the folder for it: export {self.variable}=FOLDER, or give --folder FOLDER"
             )
-        return (given or Path(named or "")).expanduser()
+        return files.user_path(given or named or "")
 
     def holds(self, source: str) -> bool:
         """Whether a source of a config, such as "$JAXPFL_TFF/emnist_all.sqlite?...", is of it."""

@@ -13,8 +13,9 @@
     the same with ?client=FIELD|value      tables larger than memory, in one file, on the hub, or in
       or FIELD|domain, FOLDER?client=FIELD all such files of a folder, or that a path with * fits;
       or PATH/*.csv?client=FIELD           |domain is a URL's host
-    FOLDER?client=FIELD                    what `datasets` saved to disk; with a table's options
+    FOLDER?client=FIELD&part=train         what `datasets` saved to disk; with a table's options
     FOLDER of CLIENT/IMAGE.png             images by client, see `readers.image_folders`
+    PATH.json, FOLDER of them              LEAF's data, see `readers.leaf`
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
                                            each optional ("client", "images", "labels")
@@ -55,7 +56,7 @@ from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
-from jaxpfl.data.readers import frames, image_folders, plain_text, table, tff_sqlite
+from jaxpfl.data.readers import frames, image_folders, leaf, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.embedded import read_digits, read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
@@ -102,8 +103,9 @@ _KINDS: dict[str, _Options] = {
     "digits": {"clients": int, "alpha": float, "seed": int},
     "huggingface": {**dict.fromkeys(_ON_HUB, str), **_TABLE},
     "table": {**_TABLE, "encoding": _encoding},
-    "saved": _TABLE,
+    "saved": {"part": str, **_TABLE},
     "images": {"classes": _names, **dict.fromkeys(("size", "channels", "min_examples"), int)},
+    "leaf": {"min_examples": int},
     "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
     "text": {**_TEXT, "encoding": _encoding},
     "tff": {"dataset": str, "split": str, "min_examples": int},
@@ -202,6 +204,8 @@ def _kind_of(place: Path, has_options: bool) -> str:
         return "folder"
     if image_folders.holds_images(place):
         return "images"
+    if leaf.files_of(place):
+        return "leaf"
     if place.is_dir():
         return "table" if has_options else "folder"
     return next((kind for end, kind in _ENDINGS.items() if place.name.lower().endswith(end)), "")
@@ -228,7 +232,7 @@ def _require_readable(source: _Source) -> None:
         raise _unknown(source)
     if not source.exists:
         hint = f"; `jaxpfl data get {data_set}` fetches it, or says how to make it"
-        raise InputError(f"{source.what}: there is no such file" + (hint if data_set else ""))
+        raise InputError(f"{source.what}: {files.missing(source.place)}{hint if data_set else ''}")
 
 
 def _unknown(source: _Source) -> InputError:
@@ -257,8 +261,8 @@ def _layout(source: _Source, options: Mapping[str, Any], public: bool = False) -
 
 def _title(source: _Source, options: Mapping[str, Any]) -> str:
     """The population's name, with the part of a data set that has several."""
-    parts = {"huggingface": options.get("part", "train"), "tff": options.get("split")}
-    part = parts.get(source.kind)
+    part = options.get("split" if source.kind == "tff" else "part")
+    part = part or ("train" if source.kind == "huggingface" else None)
     return f"{source.head} [{part}]" if part else source.head
 
 
@@ -297,6 +301,8 @@ def _read(source: _Source, options: dict[str, Any], public: bool) -> Population:
             return Population.load(path)
         case "images":
             return image_folders.read_images(path, name=name, **options)
+        case "leaf":
+            return leaf.read_leaf(path, name=name)
         case "npz":
             client = options.pop("client", "client")
             return read_arrays(path, client=client, columns={**IMAGE_COLUMNS, **options}, name=name)
@@ -317,7 +323,8 @@ def _table(source: _Source, options: Mapping[str, Any], public: bool) -> tuple[R
     if source.kind == "table":
         return partial(table.read_table, source.place, encoding=options.get("encoding")), layout
     if source.kind == "saved":
-        return partial(frames.read_frame, source.head, frames.saved(source.place)), layout
+        saved = frames.saved(source.place, options.get("part"))
+        return partial(frames.read_frame, source.head, saved), layout
     which = {name: options[name] for name in _ON_HUB if name in options}
     frame = frames.load_data_set(source.name, **which, streaming=source.grouped)
     if not {"text", "label", "features"} & options.keys():
@@ -375,7 +382,8 @@ def why_missing(source: str) -> str:
     if here:
         return ""
     unset = [name for pair in files.VARIABLE.findall(str(parsed.place)) for name in pair if name]
-    return f"the environment variable {unset[0]} is not set" if unset else "there is no such file"
+    reason = f"the environment variable {unset[0]} is not set" if unset else ""
+    return reason or files.missing(parsed.place)
 
 
 def place(source: str) -> str:

@@ -87,7 +87,9 @@ class Pathological(Scheme):
     """Every client has examples of `labels` labels only, as in McMahan et al. 2017, section 3.
 
     Labels are assigned in turn, so that each occurs at about as many clients; a label's examples
-    are dealt equally to the clients that have it. `by` is the column of labels.
+    are dealt equally to the clients that have it, and those left over to the ones with the fewest
+    examples, ties at random. All is drawn again until each client has an example. `by` is the
+    column of labels.
     """
 
     by: str = "label"
@@ -102,18 +104,31 @@ class Pathological(Scheme):
                 f"column {self.by!r}, which has {labels} labels: expected labels of a client <= "
                 "labels in all <= clients x labels of a client"
             )
-        generator = self._generator()
-        has_LxC = np.zeros((labels, self.clients), np.int64)
+        generator, counts_L = self._generator(), np.bincount(label_N)
+        for _ in range(_TRIES // 10):
+            sizes_LxC = self._sizes(counts_L, generator)
+            if sizes_LxC.any(axis=0).all():
+                return _by_label(label_N, sizes_LxC, generator)
+        raise InputError(
+            f"partition: no draw of {self.labels} labels for each of {self.clients} clients gave "
+            "every client an example, expected more examples of each label: lower clients, or "
+            "raise labels"
+        )
+
+    def _sizes(self, counts_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """How many examples of each label each client has in one draw, int64 [labels, clients]."""
+        has_LxC = np.zeros((len(counts_L), self.clients), np.int64)
         for client in range(self.clients):
             # The labels that the fewest clients have, ties at random.
-            rank_L = np.lexsort((generator.random(labels), has_LxC.sum(axis=1)))
+            rank_L = np.lexsort((generator.random(len(counts_L)), has_LxC.sum(axis=1)))
             has_LxC[rank_L[: self.labels], client] = 1
-        counts_L = np.bincount(label_N)
-        holders_Lx1 = has_LxC.sum(axis=1, keepdims=True)
-        sizes_LxC = has_LxC * (counts_L[:, None] // holders_Lx1)
-        rest_Lx1 = (counts_L - sizes_LxC.sum(axis=1))[:, None]
-        sizes_LxC += has_LxC * (np.cumsum(has_LxC, axis=1) <= rest_Lx1)
-        return _by_label(label_N, sizes_LxC, generator)
+        holders_L = has_LxC.sum(axis=1)
+        sizes_LxC = has_LxC * (counts_L // holders_L)[:, None]
+        for label in generator.permutation(len(counts_L)):
+            (clients,) = np.nonzero(has_LxC[label])
+            rank = np.lexsort((generator.random(len(clients)), sizes_LxC.sum(axis=0)[clients]))
+            sizes_LxC[label, clients[rank[: counts_L[label] % holders_L[label]]]] += 1
+        return sizes_LxC
 
 
 SCHEMES = {"iid": Iid, "dirichlet": Dirichlet, "pathological": Pathological}

@@ -199,8 +199,9 @@ class Chain:
 
 
 def _require_file(path: Path) -> None:
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory, expected the file of a ledger")
+    if path.exists() and not path.is_file():
+        what = "a directory" if path.is_dir() else "a device"
+        raise InputError(f"{path}: is {what}, expected the file of a ledger")
 
 
 def altered(path: Path, number: int, reason: str) -> CorruptFile:

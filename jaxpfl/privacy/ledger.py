@@ -118,7 +118,9 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         self._given_budget = budget
         super().__init__(path)
         try:
-            key_path = path.parent / "private" / f"{path.name}.key"
+            # By whatever link the ledger is named, it has one key.
+            file = path.resolve()
+            key_path = file.parent / "private" / f"{file.name}.key"
             self._key = open_key(key_path, create=not self.lines)
             if not self.lines:
                 header = {

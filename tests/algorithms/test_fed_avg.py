@@ -9,7 +9,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.data import from_clients
-from jaxpfl.federated import optimizer
+from jaxpfl.federated import LocalTraining, optimizer
 from jaxpfl.privacy import AdaptiveClip
 from tests.algorithms.asking import asked
 from tests.algorithms.systems import Linear
@@ -20,6 +20,7 @@ from tests.refusals import refusal
 SIZES = (1, 7, 4, 0, 12, 3)
 CLIP = 0.5
 CLIENT, SERVER = optax.sgd(0.1), optax.sgd(1.0)
+NO_PRIVACY = jp.Plan.without_privacy(rounds=1, participation=jp.Poisson(6, 3))
 
 
 def population():
@@ -76,6 +77,65 @@ def test_optimizers_are_shared_objects():
     """Equal settings give the same object, so a sweep shares its compilations."""
     assert optimizer("sgd", 0.1) is optimizer("sgd", 0.1)
     refusal(lambda: optimizer("lion", 0.1), "optimizer")
+
+
+NEEDS_MORE = {
+    "value, grad, value_fn": optax.lbfgs(0.5),
+    "grad, value_fn": optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(4)),
+    "needs value": optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
+    "found one that needs value": optax.polyak_sgd(),
+    "found function": optax.sgd,
+    "found type": optax.GradientTransformation,
+    "found MultiSteps": optax.MultiSteps(optax.sgd(0.1), 4),
+    "found NoneType": None,
+}
+
+
+@pytest.mark.parametrize("words", NEEDS_MORE)
+@pytest.mark.parametrize("place", ["client", "server", "LocalTraining"])
+def test_what_is_no_optimiser_of_gradients_is_refused_before_the_run(words, place):
+    given = {
+        "client": CLIENT,
+        "server": SERVER,
+        "plan": NO_PRIVACY,
+        place: NEEDS_MORE[words],
+    }
+    if place == "LocalTraining":
+        given["client"] = LocalTraining(Linear(), given.pop(place))
+    refusal(lambda: jp.algorithms.fed_avg(Linear(), **given), f"must be an optimiser {words}")
+
+
+WARM = optax.linear_schedule(0.0, 0.1, 10)
+
+
+@pytest.mark.parametrize(
+    ("client", "steps", "moves"),
+    [
+        (optax.MultiSteps(optax.sgd(0.1), 5).gradient_transformation(), 4, False),
+        (optax.MultiSteps(optax.sgd(0.1), 5).gradient_transformation(), 5, True),
+        (optax.sgd(WARM), 1, False),
+        (optax.adam(WARM), 1, False),
+        (optax.sgd(WARM), 2, True),
+        (optax.set_to_zero(), 9, True),
+        (
+            optax.multi_transform({"a": CLIENT, "b": optax.set_to_zero()}, lambda p: {"w": "b"}),
+            1,
+            True,
+        ),
+        # For one tree alone: it cannot be tried on another.
+        (optax.multi_transform({"a": CLIENT}, {"w": "a"}), 1, True),
+        (optax.masked(CLIENT, {"w": True, "b": False}), 1, True),
+        (optax.adam(0.1), 1, True),
+    ],
+)
+def test_a_client_that_never_steps_in_a_round_is_refused(client, steps, moves):
+    given = dict(server=SERVER, plan=NO_PRIVACY, cohort=jp.CohortSpec(2, 2, epochs=steps))
+    for training in (client, LocalTraining(Linear(), client)):
+        make = partial(jp.algorithms.fed_avg, Linear(), client=training, **given)
+        if moves:
+            make()
+        else:
+            refusal(make, f"client changes parameters within a round at most {steps} in a round")
 
 
 def test_adaptive_clipping_moves_the_clip_norm_by_what_was_released(tmp_path):

@@ -85,6 +85,41 @@ def test_a_client_has_few_labels_and_labels_are_at_as_many_clients(clients, labe
     assert np.ptp(has.sum(axis=0)) <= 1
 
 
+@pytest.mark.parametrize(
+    ("examples", "clients", "labels"),
+    [(500, 100, 10), (500, 100, 2), (200, 100, 2), (120, 100, 10)],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_does_not_divide_is_dealt_so_that_no_client_is_empty(examples, clients, labels, seed):
+    label = np.random.default_rng(seed).integers(0, 10, examples).astype(np.int32)
+    scheme = Pathological(clients=clients, labels=labels, seed=seed)
+    found = partition({"label": label}, scheme)
+    sizes = found.sizes()
+    assert sizes.min() >= 1 and (counts(found, 10) > 0).sum(axis=1).max() <= labels
+    assert sizes.sum() == examples
+    # None is last: the later half of the clients has about as much as the first.
+    assert abs(sizes[: clients // 2].mean() - sizes[clients // 2 :].mean()) < 0.2 * sizes.mean()
+
+
+def test_clients_that_no_deal_gives_an_example_are_refused():
+    labels = np.array([0] + [1] * 99, np.int32)
+    refusal(
+        lambda: partition({"label": labels}, Pathological(clients=50, labels=1)), "lower clients"
+    )
+    for scheme in (Iid(clients=101), Dirichlet(clients=101), Pathological(clients=101)):
+        refusal(lambda scheme=scheme: partition({"label": labels}, scheme), "need 101 fewer")
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 0.05])
+def test_a_small_alpha_leaves_no_client_empty(alpha):
+    try:
+        sizes = partition(columns(), Dirichlet(clients=4, alpha=alpha)).sizes()
+    except InputError as error:
+        assert "raise alpha" in str(error)
+    else:
+        assert sizes.min() >= 1
+
+
 def test_labels_that_cannot_be_shared_and_clients_that_would_be_torn_apart_are_refused():
     for clients, labels in ((2, 2), (9, 6)):
         with pytest.raises(InputError, match="labels"):

@@ -1,5 +1,6 @@
 """Logits of transformers on tiny random models (tools/golden_transformers.py), and round trips."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -40,6 +41,21 @@ def test_logits_are_those_of_transformers(kind, record_property):
     difference = _difference(GOLDEN / kind, *_expected(kind))
     record_property("largest difference", difference)
     assert difference < 2e-5
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"local_rope_theta": 500.0}, {"rope_theta": 100.0}, {"rope_scaling": None}, {"window": None}],
+    ids=str,
+)
+def test_a_gemma_with_one_rope_is_another(changed):
+    """What is compared above depends on both kinds of layers."""
+    model, params = pretrained.load(GOLDEN / "gemma3")
+    other = dataclasses.replace(model, config=dataclasses.replace(model.config, **changed))
+    tokens_BxL, real_BxL, expected_BxLxV = _expected("gemma3")
+    padded_BxL = np.where(real_BxL, tokens_BxL, -1).astype(np.int32)
+    found_BxLxV = np.asarray(jax.jit(_logits, static_argnums=0)(other, params, padded_BxL))
+    assert np.abs(found_BxLxV - expected_BxLxV)[real_BxL].max() > 1e-4
 
 
 def test_all_architectures_and_layouts_are_there():

@@ -4,10 +4,20 @@ import dataclasses
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import AdaptiveClip, Guarantee, Noise, accounting, confirmation
+from jaxpfl.privacy import (
+    AdaptiveClip,
+    Clip,
+    Guarantee,
+    Noise,
+    Plan,
+    Poisson,
+    accounting,
+    confirmation,
+)
 from tests.plans import TARGET, flat_calibrated
 from tests.privacy.ledgers import GAUSSIAN, poisson
 
@@ -84,3 +94,53 @@ def test_calibration_after_other_releases_meets_the_total():
 def test_releases_that_a_plan_cannot_come_after_are_refused(prior, options, message):
     with pytest.raises(InputError, match=message):
         flat_calibrated(epsilon=2.0, prior_releases=prior, **TARGET | options)
+
+
+def reference_delta(q: float, z: float, rounds: int, epsilon: float) -> float:
+    """delta of Gaussian rounds on Poisson cohorts, by the losses' characteristic function.
+
+    Gil-Pelaez 1951: P(loss > e) = 1/2 + 1/pi int Im(exp(-i t e) E exp(i t loss)) / t dt, by
+    trapezoids in float64. Nothing is put on a grid of losses, so that many rounds cost no accuracy.
+    """
+    x = np.linspace(-14 * z, 1 + 14 * z, 3001)
+    without = np.exp(-(x**2) / (2 * z**2))
+    with_ = (1 - q) * without + q * np.exp(-((x - 1) ** 2) / (2 * z**2))
+    loss = np.log1p(q * np.expm1((2 * x - 1) / (2 * z**2)))
+
+    def above(weight: np.ndarray, loss: np.ndarray) -> float:
+        share = weight / weight.sum()
+        mean = share @ loss
+        apart = loss - mean
+        deviation = math.sqrt(rounds * (share @ apart**2))
+        t = (np.arange(600) + 0.5) * 9.5 / 600 / deviation
+        turned = np.outer(t, apart)
+        # E exp(i t loss) - 1, without the cancellation of two numbers near 1.
+        moved = -2 * np.sin(turned / 2) ** 2 @ share + 1j * ((np.sin(turned) - turned) @ share)
+        waves = np.exp(rounds * np.log1p(moved) - 1j * t * (epsilon - rounds * mean))
+        return 0.5 + (t[1] - t[0]) / math.pi * float(np.sum(waves.imag / t))
+
+    removed = above(with_, loss) - math.exp(epsilon) * above(without, loss)
+    added = above(without, -loss) - math.exp(epsilon) * above(with_, -loss)
+    return max(removed, added)
+
+
+@pytest.mark.parametrize("clients", [1, 10, 100])
+@pytest.mark.parametrize(
+    ("rounds", "epsilon"),
+    [
+        pytest.param(30_000, 1.0, marks=pytest.mark.long),
+        pytest.param(30_000, 0.1, marks=pytest.mark.slow),
+        pytest.param(100_000, 1.0, marks=pytest.mark.slow),
+        pytest.param(300_000, 1.0, marks=pytest.mark.slow),
+        pytest.param(1_000_000, 1.0, marks=pytest.mark.slow),
+    ],
+)
+def test_noise_of_many_rounds_suffices_and_is_at_most_one_percent_above(rounds, epsilon, clients):
+    cohort = Poisson(1_000, clients)
+    given = dict(delta=1e-6, clip=Clip(1.0), participation=cohort, rounds=rounds)
+    z, q = Plan.calibrated(epsilon=epsilon, **given).noise_multiplier, clients / 1_000
+    assert reference_delta(q, z, rounds, epsilon) <= 1e-6 * (1 + 1e-3)
+    assert reference_delta(q, z / 1.01, rounds, epsilon) > 1e-6
+    # The reference is Balle and Wang's formula where everybody takes part.
+    exact = float(confirmation.gaussian_delta(100 / 80, 1.0))
+    assert reference_delta(1.0 - 1e-15, 80.0, 10_000, 1.0) == pytest.approx(exact, rel=1e-4)

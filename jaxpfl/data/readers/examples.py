@@ -52,7 +52,7 @@ class Layout:
       features: fields of numbers, or of lists of numbers, side by side in this order the column
         "features", float32 [examples, features]; or ().
       columns: further fields, which keep their names; each holds only strings, only booleans, only
-        numbers or only lists of numbers.
+        numbers, only lists of numbers, or only images or arrays of one form (`readers.cells`).
       split: "sentences", "paragraphs" or "lines" makes each of them in a text an example (see
         `readers.prose`) with the row's other fields. A client whose texts have none has no
         examples. None makes each text one.

@@ -9,8 +9,8 @@ Every reader of tables hands its columns to `Fields.rows`, the only place that c
     "class"    one of a PUBLIC list of words, and means its place in the list
     "number"   a number, a boolean, or a list of numbers, equally long in each row; no whole number
                that float32 makes another one
-    "value"    a string, boolean or number, or a list of numbers: of the first row's kind in all
-               rows, but whole numbers become numbers where others follow
+    "value"    a string, boolean or number, a list of numbers, an image or an array (`cells`): of
+               the first row's kind in all, but whole numbers become numbers where others follow
 
 Numbers are finite, in float32 too. A name such as "meta.text" is a field, or else the part "text"
 of the field "meta". `plain_columns` says which types of values there are.
@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 
 from jaxpfl.data import ids
 from jaxpfl.data.columns import changed_by_float32, from_arrow, not_finite, text_array
+from jaxpfl.data.readers import cells
 from jaxpfl.data.readers.plain_columns import (
     A_LIST,
     ABSENT,
@@ -154,6 +155,8 @@ class Fields:
         holders = self.require(source, schema.names, nested=True)
         empty = pa.table({name: pa.nulls(0, schema.field(name).type) for name in holders})
         for name, column in self.columns(source, empty).items():
+            if self._uses[name] == ["value"] and cells.are_arrays(column.type):
+                continue
             if self._plain(name, whole(column)) is None:
                 raise row_error(source, 1, name, self._expected(name), name_of_type(column.type))
 
@@ -305,6 +308,18 @@ class Fields:
     def _plain(self, name: str, column: pa.Array) -> pa.Array | None:
         return plain(ids.as_texts(column) if self._uses[name] == ["client"] else column)
 
+    def _arrays(self, name: str, column: pa.Array) -> pa.Array | None:
+        """Images and arrays, in the first block's type; None of another column."""
+        if not cells.are_arrays(column.type):
+            return None
+        try:
+            values = cells.arrays(column)
+        except cells.UnfitError as error:
+            raise FaultError(*error.args) from None
+        if self._types.get(name, values.type) != values.type:
+            raise FaultError("an image or array of the first row's form", "another")
+        return values
+
     def _column(self, name: str, values: Any, typed: bool) -> pa.Array:
         """The values in a type of `Rows`, the widest of all blocks so far."""
         column = values if isinstance(values, pa.Array) else self._of_python(name, values, typed)
@@ -312,7 +327,8 @@ class Fields:
         if column.null_count:
             raise FaultError(expected, "no value")
         type_name = name_of_type(column.type)
-        plain = self._plain(name, column)
+        plain = self._arrays(name, column) if uses == {"value"} else None
+        plain = self._plain(name, column) if plain is None else plain
         if plain is None or any(kind_of(plain.type) not in _KINDS[use] for use in uses):
             raise FaultError(expected, type_name)
         kind = kind_of(plain.type)

@@ -95,7 +95,7 @@ _Batch = pa.RecordBatch | pa.Table | list[Any]
 def _batches(name: str, frame: Any, fields: Fields) -> Iterator[_Batch]:
     if isinstance(frame, dict):
         if any(hasattr(part, "column_names") for part in frame.values()):
-            parts, where = ", ".join(map(repr, frame)), f"{name}/PART on the disk"
+            parts, where = ", ".join(map(repr, frame)), f"{name}/PART or ?part=PART on the disk"
             what = f"has the parts {parts}, expected one: {where}, [PART] in Python"
             raise InputError(f"{name}: {what}")
         columns = {str(column): values for column, values in frame.items()}
@@ -204,11 +204,21 @@ def load_data_set(
         return datasets.load_dataset(name, **which)
 
 
-def saved(folder: Path) -> Any:
-    """The `datasets.Dataset` that `save_to_disk` wrote to a folder: the rows that were selected."""
+def saved(folder: Path, part: str | None = None) -> Any:
+    """The `datasets.Dataset` that `save_to_disk` wrote to a folder: the rows that were selected.
+
+    `part` is one of a `DatasetDict`, such as "train"; None: the folder holds one data set alone.
+    """
     datasets = require("datasets", "datasets")
     with named(folder, CorruptFile), _answered(str(folder)):
-        return datasets.load_from_disk(str(folder))
+        frame = datasets.load_from_disk(str(folder))
+    if part is None:
+        return frame
+    parts = list(frame) if isinstance(frame, dict) else []
+    if part not in parts:
+        listed = ", ".join(map(repr, parts)) or "no parts"
+        raise InputError(f"{folder}: expected one of its parts, {listed}, found {part!r}")
+    return frame[part]
 
 
 def newest_commit(name: str) -> str:

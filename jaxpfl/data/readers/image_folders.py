@@ -2,9 +2,10 @@
 
 Policy:
 - A client is a folder, also one without images. Clients, and the images of each, come in the order
-  of their names. Hidden files are left out; all others must be PNG or JPEG images.
+  of their names. What `table.is_hidden` names is left out; all other files must be images, see
+  `readers.pixels`.
 - All images have the form of the first, unless the user names another: then each is scaled and made
-  grey or coloured by itself. They are turned as the camera was held. Errors name their numbers.
+  grey or coloured by itself. Errors name their numbers.
 """
 
 import itertools
@@ -15,15 +16,19 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.data.population import Population, offsets_of
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.data.readers import table
+from jaxpfl.data.readers.pixels import pixels_of
+from jaxpfl.errors import InputError
 
-_ENDINGS = (".png", ".jpg", ".jpeg")
+_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def holds_images(folder: Path) -> bool:
     """Whether folders in this folder, or in those, have images."""
-    depths = ("*/*", "*/*/*")
-    return any(path.suffix.lower() in _ENDINGS for at in depths for path in folder.glob(at))
+    paths = (path for depth in ("*/*", "*/*/*") for path in folder.glob(depth))
+    return any(
+        path.suffix.lower() in _ENDINGS and not table.is_hidden(path, folder) for path in paths
+    )
 
 
 def read_images(
@@ -39,8 +44,8 @@ def read_images(
     """
     if channels not in (0, 1, 3):
         raise InputError(f"{folder}: channels must be 1 (grey) or 3 (colour), found {channels}")
-    clients = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    paths = [sorted(path for path in client.rglob("[!.]*") if path.is_file()) for client in clients]
+    clients = [path for path in _inside(folder, "*") if path.is_dir()]
+    paths = [[path for path in _inside(client, "**/*") if path.is_file()] for client in clients]
     offsets, labels = offsets_of(list(map(len, paths))), []
     images = np.empty((0, 0, 0, 0), np.uint8)
     for number, file in enumerate(itertools.chain(*paths)):
@@ -48,7 +53,8 @@ def read_images(
         if len(inside) != bool(classes) or not {*inside} <= {*classes}:
             hint = f"?classes=NAME,NAME names all of them, found {', '.join(classes) or 'none'}"
             raise InputError(f"{where}: expected CLIENT/IMAGE, or CLIENT/CLASS/IMAGE: {hint}")
-        pixels = _pixels(where, file, checks.non_negative_int("size", size), channels)
+        scaled = checks.non_negative_int("size", size)
+        pixels = pixels_of(where, file, scaled, channels, file.name)
         if not number:
             checks.fits_memory(f"{folder}: its images", int(offsets[-1]) * pixels.nbytes)
             images = np.empty((offsets[-1], *pixels.shape), np.uint8)
@@ -65,17 +71,5 @@ def read_images(
     )
 
 
-def _pixels(where: str, file: Path, size: int, channels: int) -> np.ndarray:
-    """The pixels of an image, uint8 [height, width, channels]."""
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(file, formats=("PNG", "JPEG")) as opened:
-            upright = ImageOps.exif_transpose(opened)
-            grey = channels == 1 or (not channels and upright.mode in ("1", "L"))
-            made = upright.convert("L" if grey else "RGB")
-            pixels = np.asarray(made.resize((size, size)) if size else made, np.uint8)
-    # Pillow raises errors of many kinds, which may quote what is in the file.
-    except Exception:
-        raise CorruptFile(f"{where}: truncated, damaged, too large or no image") from None
-    return pixels.reshape(*pixels.shape[:2], -1)
+def _inside(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for path in folder.glob(pattern) if not table.is_hidden(path, folder))

@@ -52,7 +52,8 @@ ENDINGS = tuple(_READERS)
 # In a folder, a .json is mostly about the tables beside it.
 SHARDS = tuple(ending for ending in ENDINGS if ending not in (".json", ".json.gz"))
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_HIDDEN = (".", "~$", "__MACOSX")  # what tools leave beside the files: copies, locks
+# What tools leave beside the files: copies, locks, small pictures.
+_HIDDEN = (".", "~$", "__macosx", "thumbs.db", "desktop.ini", "@eadir")
 
 
 def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> Iterator[Rows]:
@@ -79,13 +80,13 @@ def files_of(path: Path) -> list[Path]:
     if not path.exists():
         pattern = re.sub(r"[?[]", r"[\g<0>]", str(path))
         places = sorted(map(Path, glob.glob(pattern, recursive=True)))
-        places = [place for place in places if not _is_hidden(place, path)]
+        places = [place for place in places if not is_hidden(place, path)]
         # A folder may fit as well as what is in it.
         return list(dict.fromkeys(file for place in places for file in files_of(place)))
     shards = sorted(
         file
         for file in path.rglob("*")
-        if file.name.lower().endswith(SHARDS) and file.is_file() and not _is_hidden(file, path)
+        if file.name.lower().endswith(SHARDS) and file.is_file() and not is_hidden(file, path)
     )
     if not shards:
         raise InputError(f"{path}: expected a folder of {', '.join(SHARDS)} files, found none")
@@ -98,5 +99,6 @@ def _below(file: Path, path: Path) -> tuple[str, ...]:
     return file.relative_to(above).parts
 
 
-def _is_hidden(file: Path, path: Path) -> bool:
-    return any(part.startswith(_HIDDEN) for part in _below(file, path))
+def is_hidden(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder, or a folder that it is in there, is a tool's and no data."""
+    return any(part.lower().startswith(_HIDDEN) for part in _below(file, folder))

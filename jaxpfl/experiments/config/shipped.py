@@ -47,7 +47,7 @@ def find(given: str | Path) -> Path:
         other = "`jaxpfl configs` lists jaxpfl's own configs"
         if name in own:
             other = f"jaxpfl's own config is named {name}, without folder and suffix"
-        raise InputError(f"{given}: there is no such file here; {other}")
+        raise InputError(f"{given}: {files.missing(path)}; {other}")
     here = path.with_name(f"{path.name}{_SUFFIX}") if path.name else path
     if here.is_file() and path.as_posix() in own:
         raise InputError(
@@ -55,7 +55,7 @@ def find(given: str | Path) -> Path:
             f"file with its suffix, or give jaxpfl's own from another folder"
         )
     if here.is_file():
-        raise InputError(f"{given}: there is no such file; name {here} with its suffix")
+        raise InputError(f"{given}: {files.missing(path)}; name {here} with its suffix")
     if path.as_posix() in own:
         return folder() / f"{path.as_posix()}{_SUFFIX}"
     close = difflib.get_close_matches(path.as_posix(), own, n=1, cutoff=0.5)

@@ -5,18 +5,52 @@ An algorithm takes any optax optimiser. These are the ones of McMahan et al. 201
 """
 
 import functools
+import re
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import updated
 
+_LATER = 1_000  # steps after a round's, in which an optimiser would move
 NAMES = ("sgd", "momentum", "nesterov", "adam", "yogi")
 
 
-def require_optimizer(name: str, value: object) -> None:
-    """Raises `InputError`, before anything is compiled, if `value` is no optimiser of optax."""
+def require_optimizer(name: str, value: object, steps: int = 0) -> None:
+    """Refuses, before a client computes anything, what is no optimiser of optax, or cannot be used.
+
+    That is one that needs more than gradients and parameters, such as the loss; and, of a client
+    with at most `steps` steps in a round, one that moves nothing before it has taken more: it is
+    new in every round, so that it never does.
+    """
     hint = "an optimiser of optax, such as optax.sgd(0.1)"
-    checks.instance(name, value, optax.GradientTransformation, hint)
+    optimizer = checks.instance(name, value, optax.GradientTransformation, hint)
+    params = {"w": jnp.ones(1)}
+    step = jax.jit(lambda state: updated(optimizer, params, state, params))
+    try:
+        jax.eval_shape(step, jax.eval_shape(optimizer.init, params))
+    # Another error is that of one for a certain tree, which cannot be tried on this one.
+    except Exception as error:
+        if "keyword-only" not in str(error):
+            return
+        what = ", ".join(re.findall(r"'(\w+)'", str(error)))
+        reason = f"{name} must be an optimiser of gradients alone, found one that needs {what}"
+        raise InputError(reason) from None
+    state = optimizer.init(params)
+    # One that never moves this tree may be made for another.
+    for number in range(1, steps + _LATER if steps else 1):
+        updates, state = step(state)
+        if jnp.any(updates["w"] != 0):
+            if number <= steps:
+                return
+            raise InputError(
+                f"{name} must be an optimiser that changes parameters within a round, found one "
+                f"that leaves them as they are for its first {number - 1} steps: a client takes at "
+                f"most {steps} in a round, where it begins anew"
+            )
 
 
 @functools.cache

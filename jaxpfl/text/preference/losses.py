@@ -78,7 +78,9 @@ def grpo(
     token_BxGxT = is_token_BxGxT.astype(jnp.float32)
     tokens_BxGx1 = jnp.maximum(jnp.sum(token_BxGxT, axis=2, keepdims=True), 1)
     weight_BxGxT = token_BxGxT / tokens_BxGx1
-    weight_BxGxT = weight_BxGxT / jnp.sum(weight_BxGxT, axis=(1, 2), keepdims=True)
+    # As many as there are responses; a group without a token weighs nothing.
+    responses_Bx1x1 = jnp.sum(weight_BxGxT, axis=(1, 2), keepdims=True)
+    weight_BxGxT = weight_BxGxT / jnp.maximum(responses_Bx1x1, 0.5)
     advantage_BxGx1 = constants.advantage_BxG[:, :, None]
     ratio_BxGxT = jnp.exp(policy_BxGxT - constants.written_BxGxT)
     gain_BxGxT = ratio_BxGxT * advantage_BxGx1

@@ -14,6 +14,7 @@ library covers it.
 
 from pathlib import Path
 
+from jaxpfl import files
 from jaxpfl.data.open import expanded
 from jaxpfl.data.open import why_missing as why_missing_source
 from jaxpfl.data.population import Population
@@ -44,7 +45,7 @@ def public_words(source: str | Population, size: int | None) -> Vocabulary:
         path = path / VOCABULARY
     if path.suffix == ".json":
         if not path.is_file():
-            raise InputError(f"vocabulary {source!r}: there is no such file")
+            raise InputError(f"vocabulary {source!r}: {files.missing(path)}")
         return of_size(Vocabulary.load(path), size, source)
     if size is None:
         raise InputError(
@@ -65,7 +66,8 @@ def why_missing(source: str) -> str:
     if not head.endswith((".json", *_ENDINGS)):
         return why_missing_source(source)
     try:
-        return "" if Path(expanded(head)).is_file() else "there is no such file"
+        path = Path(expanded(head))
+        return "" if path.is_file() else files.missing(path)
     except InputError as unset:
         return str(unset)
 

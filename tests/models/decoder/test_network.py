@@ -319,6 +319,20 @@ BAD = {
     lambda: read(GEMMA3, final_logit_softcapping=30.0): "softcapping must be null, found 30.0",
     lambda: read(GEMMA3, layer_types=["full_attention"]): "layer_types for every layer",
     lambda: read(GEMMA3, rope_parameters=ROPE): "sliding_attention must have no scaling",
+    lambda: read(GEMMA3, rope_parameters={"rope_theta": 9.0}): "full_attention found 'rope_theta'",
+    lambda: read(QWEN2, layer_types=["full_attention", "sliding_attention"]): "layer_types every",
+    lambda: read(QWEN3, layer_types=["sliding_attention"] * 2): "layer_types 'full_attention' for",
+    lambda: read(MISTRAL, layer_types=["full_attention"] * 9): "layer_types 'sliding_attention'",
+    lambda: read(LLAMA, layer_types=["chunked_attention"]): "layer_types 'full_attention' every",
+    lambda: read(LLAMA, hidden_act="quick_gelu"): "activation must be one of found 'quick_gelu'",
+    lambda: read(GEMMA3, attn_logit_softcapping=50.0): "softcapping must be null, found 50.0",
+    lambda: read(GEMMA3, use_bidirectional_attention=True): "bidirectional false, found true",
+    **{
+        lambda kind=kind: read(LLAMA, rope_scaling={"rope_type": kind, "factor": 2.0}): (
+            f"rope_type one of found '{kind}'"
+        )
+        for kind in ("yarn", "dynamic", "longrope", "su", "proportional")
+    },
     lambda: read(GEMMA3, rope_parameters=[1]): "rope_parameters must be an object, found",
     lambda: dataclasses.replace(LLAMA, window=3): "window must be one of",
     lambda: dataclasses.replace(LLAMA, query_scalar=9): "query_scalar 6 in llama, found 9",

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.text.preference.groups import advantages
+from jaxpfl.text.preference.groups import advantages, groups_of, preferences
 from jaxpfl.text.preference.losses import Constants, Objective, measured
+from tests.refusals import refusal
 
 
 def by_numpy(objective, policy, known, is_token):
@@ -108,3 +109,48 @@ def test_advantages_are_of_candidates_alone():
     # Mean 3, standard deviation of a sample of three: sqrt((4 + 1 + 9) / 2).
     np.testing.assert_allclose(found, [np.array([-2, -1, 3, 0]) / 7**0.5], rtol=1e-6)
     np.testing.assert_allclose(advantages(scores[:1] * 1e-6 - 1, used[:1])[1], found, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 1.0, 700.0])
+def test_scores_that_differ_by_rounding_are_equal(scale):
+    """Else what rounding left would be divided by itself, and give advantages of 1."""
+    # Means of one set of numbers in several orders, in float32.
+    draw = np.random.default_rng(0)
+    parts = draw.uniform(0.5, 1.5, 64).astype(np.float32) * np.float32(scale)
+    equal = np.array([draw.permutation(parts).mean() for _ in range(4)])
+    near = np.array([scale, scale + 3e-8 * scale, scale, scale])
+    apart = np.array([scale, scale * 1.001, scale, scale])
+    scores, used = np.array([equal, near, apart]), np.ones((3, 4), bool)
+    assert advantages(scores, used)[0].tolist() == [2]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_scores_and_advantages_are_finite(value):
+    scores, used = np.array([[value, 1.0, 2.0]]), np.ones((1, 3), bool)
+    for ranked in (lambda: advantages(scores, used), lambda: preferences(scores, 2, used)):
+        refusal(ranked, "finite")
+    one = np.array([1], np.int32)
+    refusal(lambda: groups_of([one], [[one, one, one]], scores), "advantages finite")
+    # What is no candidate has any score.
+    assert advantages(scores, np.array([[False, True, True]]))[0].tolist() == [0]
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+def test_a_group_of_empty_responses_takes_part_in_nothing(empty):
+    draw = np.random.default_rng(0)
+    policy, reference, written = -draw.random((3, 3, 2, 5)).astype(np.float32)
+    is_token, advantage = np.ones((3, 2, 5), bool), draw.normal(size=(3, 2)).astype(np.float32)
+    is_token[:empty] = False
+    known = Constants(reference, written, advantage)
+    objective = Objective("grpo", 0.1, 0.2)
+
+    def loss(policy):
+        return jnp.sum(measured(objective, policy, known, is_token)["loss"])
+
+    found, slopes = measured(objective, policy, known, is_token), jax.grad(loss)(policy)
+    assert all(np.isfinite(values).all() for values in (*found.values(), slopes))
+    assert not slopes[:empty].any() and all(not v[:empty].any() for v in found.values())
+    alone = measured(
+        objective, policy[2:], Constants(reference[2:], written[2:], advantage[2:]), is_token[2:]
+    )
+    np.testing.assert_array_equal(found["loss"][2:], alone["loss"])

@@ -20,6 +20,7 @@ from jaxpfl.text.preference.groups import Groups, advantages, groups_of
 from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.losses import Constants, Objective, dpo, ipo, log_ratio
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
+from tests.refusals import refusal
 from tests.text.preference.test_losses import by_numpy
 
 CONFIGS = {
@@ -299,3 +300,19 @@ def test_recomputing_changes_nothing_and_bfloat16_little():
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(losses[2], losses[0], rtol=0.1)
     assert losses[2] != losses[0]
+
+
+@pytest.mark.parametrize("ids", [[31], [3, 10**6], [-2], [3, -5]])
+@pytest.mark.parametrize("place", ["prompt", "response"])
+def test_ids_beyond_the_vocabulary_are_refused_and_not_read_as_others(place, ids):
+    model = Decoder(CONFIGS["llama"])
+    given = {"prompt": np.array([[3, 4]], np.int32), "response": np.array([[[5], [6]]], np.int32)}
+    shape = given[place].shape[:-1]
+    given[place] = np.broadcast_to(np.array(ids, np.int32), (*shape, len(ids)))
+    groups = Groups(given["prompt"], given["response"])
+    adapted = dataclasses.replace(model, lora=LoRA())
+    for call in (
+        lambda: log_probabilities(model, {}, groups),
+        lambda: tune(adapted, {}, groups, seed=0),
+    ):
+        refusal(call, "groups must have token ids in 0 .. 30")
