@@ -14,9 +14,13 @@ The parts that everyone uses have short names here:
 Names are loaded when they are first used, so that `jaxpfl --help` does not wait for JAX.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from jaxpfl import lazy
+
+if sys.platform == "win32":
+    raise ImportError("jaxpfl runs on Linux and macOS, and not on Windows: use it within WSL 2")
 
 if TYPE_CHECKING:
     from jaxpfl import algorithms as algorithms

@@ -33,7 +33,7 @@ class BudgetExhausted(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGTERM or SIGINT was received; the run was saved and can be resumed."""
+    """SIGINT, SIGTERM or SIGHUP was received; the run was saved and can be resumed."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)

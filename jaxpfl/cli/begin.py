@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import files
 from jaxpfl.cli import common
 from jaxpfl.errors import InputError
 
@@ -86,8 +87,7 @@ def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.experiments.init import init as written
 
     config = written(arguments.file, **{name: getattr(arguments, name) for name in _COLUMNS})
-    with out.open("x", encoding="utf-8") as file:
-        file.write(config)
+    files.write_atomically(out, config)
     data = yaml.safe_load(config)["data"]
     public = round((1 - data["split"]["train"]) * data["clients"])
     text = (

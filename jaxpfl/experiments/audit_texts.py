@@ -14,6 +14,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.build import read_clients, split_clients
+from jaxpfl.experiments.records.lines import where_begun
 from jaxpfl.experiments.registry import load_run
 from jaxpfl.experiments.report.leakage import NOT_PUBLIC, write_leakage
 from jaxpfl.experiments.report.page import page_lines
@@ -52,7 +53,8 @@ def audit_texts(
         rule = Cut.parse(getattr(config, "corpus", config).cut)
         if training is None or held_out is None:
             data = config.data
-            parts = split_clients(read_clients(data), data)
+            with where_begun(directory):
+                parts = split_clients(read_clients(data), data)
             if held_out is None and not parts.get("test"):
                 raise InputError(f"{texts}: has no test clients of its own: name --held-out")
             dealt = training is None and held_out is None

@@ -2,6 +2,7 @@
 
     config.yaml        the resolved config; where the run is not private, its first line says so
     attempts.jsonl     when it was begun and resumed, and by which command
+    private/begun_in   the folder where it was begun, which its relative paths mean
     result.json        the public record of the finished run
     report.html        drawn from that and the other public files
     certificate.json   the releases and what they cost, for others to check
@@ -24,7 +25,7 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.engine.signals import resumable
-from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
+from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt, where_begun
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
@@ -77,7 +78,7 @@ def run(
     Raises:
       InputError: the config cannot be carried out, or `out` holds a run already.
       BudgetExhausted: the next release does not fit the budget; what was done before is kept.
-      Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
+      Interrupted: SIGINT, SIGTERM or SIGHUP was received; the run can be resumed.
     """
     directory, shared = files.user_path(out), {} if memory is None else memory
 
@@ -107,9 +108,12 @@ def resume(
     memory: dict[Any, Any] | None = None,
     command: str = FROM_PYTHON,
 ) -> Outcome:
-    """Resumes the run in `out`, to the same bits but for a remote model's texts. Errors: `run`."""
-    directory, shared = files.user_path(out), {} if memory is None else memory
-    with processes.shared():
+    """Resumes the run in `out`, to the same bits but for a remote model's texts. Errors: `run`.
+
+    Relative paths of its config mean the folder in which it was begun.
+    """
+    shared = {} if memory is None else memory
+    with where_begun(files.user_path(out)) as directory, processes.shared():
         # Inside, so that the others hear of a process that cannot read the directory.
         config, shown = load_run(directory), progress and leads()
         workspace = Workspace(config, directory, shown, shared, system_of(config.system))

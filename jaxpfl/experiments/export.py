@@ -26,6 +26,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.carry_out import as_written, finished
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
+from jaxpfl.experiments.records.lines import where_begun
 from jaxpfl.experiments.registry import load_run, system_of
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.models.checkpoints import adapters, jaxpfl_models, pretrained
@@ -61,11 +62,11 @@ def export(
     system = system_of(config.system)
     record = finished(directory, system.name)
     with as_written(directory, "it cannot be exported"):
-        with files.exclusive(directory):
+        with files.exclusive(directory), where_begun(directory) as run_directory:
             makes = getattr(system.part("export"), "made", None)
             if makes is None:
                 raise InputError(f"runs of the system {system.name!r} make nothing to export")
-            made = makes(directory, config, record, texts=texts, progress=progress)
+            made = makes(run_directory, config, record, texts=texts, progress=progress)
         if texts is not None and made.corpus is None:
             raise InputError("the run wrote no synthetic texts: leave out --texts")
         plans = () if made.plan is None else (made.plan,)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import files
 from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.systems import CONFIG as RUN_CONFIG
@@ -47,7 +48,8 @@ def load_run(directory: Path) -> Any:
                 f"{directory}: holds a run of jaxpfl.run in Python, whose data and model no config "
                 "names: call jaxpfl.run again with the same arguments and resume=True"
             )
-        found = f"there is no {RUN_CONFIG} in it" if directory.is_dir() else "no such directory"
+        absent = f"there is no such directory{files.where(directory)}"
+        found = f"there is no {RUN_CONFIG} in it" if directory.is_dir() else absent
         raise InputError(f"{directory}: holds no run: {found}")
     return load(path)
 

@@ -66,7 +66,7 @@ def run(
         than half of the evaluation data is the clients' own (less is left out, and the name of the
         evaluation says so), or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
-      Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
+      Interrupted: SIGINT, SIGTERM or SIGHUP was received; the run can be resumed.
     """
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
     checks.instance("name", algorithm.name, str, "a text")

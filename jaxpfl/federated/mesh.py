@@ -13,6 +13,7 @@ for all devices, and not for those of one replica alone.
 """
 
 import itertools
+import os
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,8 +22,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-# JAX has no public access to its key-value store.
-from jax._src import distributed  # isort: skip
+# JAX has no public access to its key-value store, and does not say whether it has begun to compute.
+from jax._src import distributed, xla_bridge  # isort: skip
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
@@ -34,6 +35,10 @@ WAIT_MS = 7 * 24 * 3600 * 1000
 """Every wait is as long as a run may be; a thread ends a process whose others are gone."""
 # Each process meets the others in the same order, so that the numbers agree.
 _MEETINGS = itertools.count()
+# Whether this process was forked from one in which JAX computed: its threads are not here, and what
+# one of them had locked stays so.
+_forked = [False]
+os.register_at_fork(after_in_child=lambda: _forked.append(bool(xla_bridge._backends)))
 
 
 @runtime_checkable
@@ -56,11 +61,29 @@ def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:
       InputError: JAX sees fewer devices, `model` does not divide their number, or the devices of
         one copy of the model would belong to several processes.
     """
-    available = jax.devices()
+    available = all_devices()
     wanted = len(available) if devices is None else checks.positive_int("devices", devices)
     if wanted > len(available):
         raise InputError(f"a mesh of {wanted} devices was asked for, JAX sees {len(available)}")
     return checked(grid(available[:wanted], CLIENTS, model))
+
+
+def all_devices() -> list[Any]:
+    """`jax.devices()`; `InputError` if JAX cannot start, or could only wait in a forked process."""
+    if any(_forked):
+        raise InputError(
+            "this process was forked after JAX had begun to compute, and could only wait for ever: "
+            "start processes by multiprocessing.get_context('spawn'), or before JAX computes"
+        )
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        platforms: Any = jax.config
+        reason = next(iter(str(error).splitlines()), "there is none")
+        raise InputError(
+            f"JAX finds no device of JAX_PLATFORMS={platforms.jax_platforms or ''}: name one that "
+            f"this machine and this installation have, such as cpu, or none ({reason})"
+        ) from error
 
 
 def grid(devices: list[Any], first: str, model: int = 1) -> Mesh:

@@ -86,7 +86,7 @@ class Chain:
         chain.path, chain._descriptor = files.user_path(path), None
         _require_file(chain.path)
         if not chain.path.exists():
-            raise InputError(f"{path}: there is no such ledger")
+            raise InputError(f"{path}: there is no such ledger{files.where(chain.path)}")
         chain._load()
         return chain
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxpfl.cli import main
+from jaxpfl.cli import main, parser
 
 CALIBRATE = "calibrate --delta 3e-6 --rounds 20 --population 10000 --clients-per-round 1000"
 
@@ -19,11 +19,9 @@ def _json(capsys) -> dict:
 
 @pytest.mark.parametrize("command", [[], ["run"], ["calibrate"]])
 def test_help_documents_the_exit_codes(capsys, command):
-    with pytest.raises(SystemExit) as caught:
-        main([*command, "--help"])
-    assert caught.value.code == 0
+    assert main([*command, "--help"]) == 0
     text = capsys.readouterr().out
-    for line in ("0    done", "2    bad input", "3    the privacy budget is exhausted"):
+    for line in ("0    done", "2    bad input", "3    the privacy budget is exhausted", "6    "):
         assert line in text
 
 
@@ -89,7 +87,22 @@ def test_without_a_command_the_help_is_shown(capsys):
     assert "calibrate" in shown
     assert main([]) == 0
     assert "commands:" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
+    assert main(["--version"]) == 0
     assert capsys.readouterr().out.split()[0] == "jaxpfl"
+
+
+def test_shells_complete_commands_options_and_files():
+    """In bash, as a user of `shtab` sees it."""
+    shtab = pytest.importorskip("shtab")
+    script = shtab.complete(parser(), "bash")
+    for words, expected in (
+        (["com"], "compare"),
+        (["run", "--liv"], "--live"),
+        (["run", "pyp"], "pyproject.toml"),
+    ):
+        typed = (
+            f"compopt() {{ :; }}; COMP_WORDS=(jaxpfl {' '.join(words)}); COMP_CWORD={len(words)}"
+        )
+        command = f"{script}\n{typed}; _shtab_jaxpfl; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [expected]

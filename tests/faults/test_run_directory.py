@@ -64,6 +64,7 @@ def test_the_private_folder_is_its_owners_only(finished, non_private):
         assert stat.S_IMODE(private.stat().st_mode) == 0o700
         assert stat.S_IMODE((private / "ledger.jsonl.key").stat().st_mode) == 0o600
         assert sorted(path.name for path in private.iterdir()) == [
+            "begun_in",
             "ledger.jsonl.key",
             "rounds.jsonl",
         ]

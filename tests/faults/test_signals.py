@@ -18,7 +18,7 @@ from jaxpfl.experiments.systems import workspace
 from jaxpfl.federated.release import prepared_query
 from tests.faults.runs import assert_same, charges_of, config_of
 
-NUMBERS = [signal.SIGINT, signal.SIGTERM]
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 pytestmark = pytest.mark.usefixtures("interruptible")
@@ -27,35 +27,39 @@ pytestmark = pytest.mark.usefixtures("interruptible")
 def signalling(
     monkeypatch, owner, name: str, number: int = signal.SIGTERM, round: int | None = None
 ) -> None:
-    """Sends a signal where `owner.name` is called, or only where that is of a round."""
+    """Sends a signal where `owner.name` is called, or only where that is of a round.
+
+    Kernel and shell both send SIGHUP.
+    """
     real = getattr(owner, name)
 
     def call(*arguments, **options):
         if round is None or options["round"] == round:
-            os.kill(os.getpid(), number)
+            for _ in range(2 if number == signal.SIGHUP else 1):
+                os.kill(os.getpid(), number)
         return real(*arguments, **options)
 
     monkeypatch.setattr(owner, name, call)
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "round", "said"),
+    ("number", "owner", "name", "round", "said"),
     [
-        (prepared_query, "Cohort", 3, "after round 3"),
+        (signal.SIGHUP, prepared_query, "Cohort", 3, "after round 3"),
         # Else the next stage, or the next point of a sweep, would begin.
-        (Run, "end", None, "after the last round; .*run$"),
+        (signal.SIGTERM, Run, "end", None, "after the last round; .*run$"),
     ],
 )
-def test_sigterm_saves_and_stops(
-    tiny_config, tmp_path, straight, monkeypatch, owner, name, round, said
+def test_a_signal_saves_and_stops(
+    tiny_config, tmp_path, straight, monkeypatch, number, owner, name, round, said
 ):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        signalling(patched, owner, name, round=round)
+        signalling(patched, owner, name, number, round=round)
         with pytest.raises(Interrupted, match=said) as caught:
             carry_out.run(config_of(tiny_config), out, progress=False)
-    assert caught.value.number == signal.SIGTERM
+    assert caught.value.number == number
     assert (out / "checkpoints" / f"round_{round or 7:08d}").is_dir()
     assert (out / "private" / "secret.json").exists() == (round is not None)
     carry_out.resume(out, progress=False)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, cast
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 
 MAX_AT_ONCE = 2**24
@@ -43,7 +44,7 @@ def errors_of(path: Path) -> Iterator[None]:
         what = "truncated" if isinstance(error, EOFError) else "not valid"
         raise CorruptFile(f"{path} is {what}: its compressed data or archive is damaged") from None
     except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
+        raise InputError(f"{path}: {files.missing(path)}") from None
     except OSError as error:
         if error.strerror is None:
             # The module bz2 reports damaged data so.

@@ -29,6 +29,7 @@ from jaxpfl.data.readers.plain_columns import INEXACT
 from jaxpfl.data.readers.prose import PIECES, pieces
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import InputError
+from jaxpfl.progress import Messages
 
 EACH_ROW = "*"
 _RULES = ("value", "domain")
@@ -147,8 +148,8 @@ def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, 
     if source and fields.absent:
         raise InputError(f"{source}: no row has the field {min(fields.absent)!r}")
     # The owner's terminal alone may show it: other streams are stored, and read by others.
-    if fields.dropped and sys.stderr.isatty():
-        sys.stderr.write(f"{fields.dropped} rows lack a value and are left out (PRIVATE)\n")
+    if fields.dropped and (messages := Messages(sys.stderr)).isatty():
+        messages.write(f"{fields.dropped} rows lack a value and are left out (PRIVATE)\n")
 
 
 def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:

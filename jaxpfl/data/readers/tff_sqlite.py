@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
+from jaxpfl import files
 from jaxpfl.data.readers.compressed import decoded
 from jaxpfl.data.readers.tff_examples import DefectError, Schema, decode
 from jaxpfl.data.stream import Batch, Stream
@@ -59,7 +60,7 @@ def stream_tff(
       CorruptFile: the file or an example in it is truncated or damaged.
     """
     if not path.is_file():
-        raise InputError(f"{path}: there is no such file")
+        raise InputError(f"{path}: {files.missing(path)}")
     with _errors_of(path):
         _check_pages(path)
         with contextlib.closing(_connect(path)) as connection:

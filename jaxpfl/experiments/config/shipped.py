@@ -60,7 +60,9 @@ def find(given: str | Path) -> Path:
         return folder() / f"{path.as_posix()}{_SUFFIX}"
     close = difflib.get_close_matches(path.as_posix(), own, n=1, cutoff=0.5)
     nearest = f"the nearest name is {close[0]}" if close else "`jaxpfl configs` lists their names"
-    raise InputError(f"{given}: neither a file here nor a config that comes with jaxpfl; {nearest}")
+    raise InputError(
+        f"{given}: neither a file{files.where(path)} nor a config that comes with jaxpfl; {nearest}"
+    )
 
 
 def sources(name: str) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM stop a run after its current round, so that it can be saved.
+"""SIGINT, SIGTERM and SIGHUP stop a run after its current round, so that it can be saved.
+
+SIGHUP says that the terminal is gone. Where it is ignored, as under nohup, it stays so.
 
 Before the first round, and in whatever has no rounds, they end the command at once, as exceptions,
 so that what was begun is put in order.
@@ -7,10 +9,11 @@ so that what was begun is put in order.
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from jaxpfl.errors import Interrupted
 
@@ -21,9 +24,11 @@ _ANSWER = b"\n%s: the round is finished and saved first; once more stops at once
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received while there was nothing to save."""
+    """SIGTERM or SIGHUP was received while there was nothing to save."""
 
-    number = signal.SIGTERM
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.number = number
 
 
 @contextmanager
@@ -34,29 +39,38 @@ def terminable() -> Iterator[None]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        # Whatever hangs while it is put in order can still be ended.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated("interrupted by SIGTERM")
+        # Whatever hangs while it is put in order can still be ended. Kernel and shell both hang up.
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
+        raise Terminated(number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    with _handled(_ends(), end):
+        yield
+
+
+def _ends() -> list[int]:
+    """SIGTERM and, unless it is ignored, SIGHUP."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """SIGINT and SIGTERM end what is inside at once, within `caught_signals` too."""
+    """The signals end what is inside at once, within `caught_signals` too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with terminable():
-            yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with _handled([signal.SIGINT], signal.default_int_handler), terminable():
+        yield
 
 
 @contextmanager
@@ -74,7 +88,7 @@ def resumable(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def caught_signals(late: str | None = None) -> Iterator[list[int]]:
-    """Collects the first SIGINT or SIGTERM, so that the round can end; a second acts at once.
+    """Collects the first signal, so that the round can end; a second one acts at once.
 
     The first is answered at once by a line on stderr.
 
@@ -88,28 +102,24 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, *_ends())
     before = {number: signal.getsignal(number) for number in numbers}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
     def catch(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        restore()
-        os.write(2, _ANSWER % signal.Signals(number).name.encode())
+        if number != signal.SIGHUP:  # kernel and shell both send it
+            for other, handler in before.items():
+                signal.signal(other, handler)
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, _ANSWER % signal.Signals(number).name.encode())
 
-    for number in numbers:
-        signal.signal(number, catch)
-    try:
-        yield caught
-    except BaseException as error:
-        if caught and late is not None:
-            setattr(error, _ANSWERED, caught[0])
-        raise
-    finally:
-        restore()
+    with _handled(numbers, catch):
+        try:
+            yield caught
+        except BaseException as error:
+            if caught and late is not None:
+                setattr(error, _ANSWERED, caught[0])
+            raise
     if caught and late is not None:
         raise Interrupted(caught[0], late)
 

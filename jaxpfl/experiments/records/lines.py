@@ -1,4 +1,4 @@
-"""Files of JSON lines: `metrics.jsonl` and `attempts.jsonl`.
+"""Files of JSON lines: `metrics.jsonl` and `attempts.jsonl`; and where a run was begun.
 
 Neither tells how long anything took, because that depends on how much the sampled clients hold. A
 resumed run writes the same bytes into `metrics.jsonl` as an uninterrupted one.
@@ -6,15 +6,18 @@ resumed run writes the same bytes into `metrics.jsonl` as an uninterrupted one.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile
+from jaxpfl.errors import CorruptFile, InputError
 
 _ATTEMPTS = "attempts.jsonl"
+# The working folder, whose name may be a person's.
+_BEGUN_IN = "private/begun_in"
 FROM_PYTHON = "from Python"
 
 
@@ -92,8 +95,31 @@ class MetricsFile:
 def record_attempt(directory: Path, command: str) -> None:
     """Adds to `attempts.jsonl` that the run is begun or resumed now, by a command as typed."""
     line = {"begun": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": command}
-    lines = [json.dumps(record) + "\n" for record in [*read_lines(directory / _ATTEMPTS), line]]
+    earlier, begun_in = read_lines(directory / _ATTEMPTS), directory / _BEGUN_IN
+    if not earlier:
+        files.private_directory(begun_in.parent)
+        files.write_atomically(begun_in, os.fsencode(os.getcwd()), mode=0o600)
+    lines = [json.dumps(record) + "\n" for record in [*earlier, line]]
     files.write_atomically(directory / _ATTEMPTS, "".join(lines))
+
+
+@contextmanager
+def where_begun(directory: Path) -> Iterator[Path]:
+    """Inside, relative paths mean the folder where the run in `directory`, which it yields, began.
+
+    If that folder is gone, as after the move of a whole project, they mean the working folder.
+    """
+    note, here = directory / _BEGUN_IN, Path.cwd()
+    folder = Path(os.fsdecode(note.read_bytes())) if note.is_file() else here
+    if folder.is_dir():
+        with chdir(folder):
+            yield directory if folder.samefile(here) else here / directory
+        return
+    try:
+        yield directory
+    except InputError as error:
+        gone = f"the run was begun in {folder}, which is not there any more"
+        raise type(error)(f"{error}; {gone}") from error
 
 
 def attempts(directory: Path) -> list[tuple[str, str]]:

@@ -60,7 +60,9 @@ class RunFiles:
     def read(cls, directory: Path) -> Self:
         """Reads the files; raises `InputError` if the directory holds no run."""
         if not (directory / "run.json").exists():
-            raise InputError(f"{directory}: holds no run: there is no run.json")
+            raise InputError(
+                f"{directory}: holds no run: there is no run.json{files.where(directory)}"
+            )
         result = directory / "result.json"
         return cls(
             directory,

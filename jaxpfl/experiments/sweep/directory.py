@@ -149,7 +149,8 @@ def _sentence(error: BaseException) -> str:
     """Why a point failed. A fault of the program is named by its kind alone, because its text may
     say more of the clients than is public."""
     if isinstance(error, (InputError, BudgetExhausted)):
-        return str(error)
+        # Its name may be a person's.
+        return str(error).replace(files.where("."), " in the working folder")
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}"

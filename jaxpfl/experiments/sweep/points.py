@@ -40,6 +40,8 @@ def run_sweep(
     `carry` is `launched` by what starts a command on several hosts; None = in this process.
     """
     mesh.require_one_process("a sweep", "--launcher and --hosts share each point among several")
+    if carry is None:
+        mesh.all_devices()  # Without one, nothing is begun.
     out = files.user_path(out)
     begin(sweep, out)
     earlier = {point.name: PointFolder.of(point, out).failure for point in sweep.points}

@@ -25,7 +25,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -277,7 +277,8 @@ def _end(sentence: str, *, orderly: bool = False) -> NoReturn:
         good-bye before it could exit.
     """
     advice = "what was saved is kept: resume the run, with any number of processes"
-    os.write(2, f"\nerror: {sentence}; {advice}\n".encode())
+    with suppress(OSError):
+        os.write(2, f"\nerror: {sentence}; {advice}\n".encode())
     if orderly:
         leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         leaving.start()
@@ -287,6 +288,7 @@ def _end(sentence: str, *, orderly: bool = False) -> NoReturn:
 
 def shared() -> AbstractContextManager[Any]:
     """The processes that share a run; where this one is alone, nothing."""
+    mesh.all_devices()  # Without one, nothing is begun.
     return Group() if mesh.several() else nullcontext()
 
 

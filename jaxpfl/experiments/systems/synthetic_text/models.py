@@ -28,7 +28,7 @@ from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems import ARTIFACTS
 from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
 from jaxpfl.federated.hosts.processes import decide
-from jaxpfl.federated.mesh import grid, several, shardings, splits_model
+from jaxpfl.federated.mesh import all_devices, grid, several, shardings, splits_model
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder.network import Decoder
@@ -200,7 +200,7 @@ class StudyModels:
         """
         number = self.config.training.model_devices
         if self.config.method == "popri" and several():
-            return grid(jax.devices(), "data", number)
+            return grid(all_devices(), "data", number)
         return data_mesh(model=number) if number > 1 else None
 
     @cached_property
