@@ -7,6 +7,7 @@ The parts that everyone uses have short names here:
     jp.models               networks
     jp.algorithms           one per paper
     jp.run                  from an algorithm and clients to a finished run directory
+    jp.load                 a trained model from the folder of `jaxpfl export`
     jp.synthesize           public texts that are like the clients', chosen by one release
     jp.release              one noisy sum, without an algorithm
     jp.secure_release       the same with noise shares of the clients, as under secure aggregation
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.participation import Poisson as Poisson
     from jaxpfl.privacy.plan import Plan as Plan
     from jaxpfl.privacy.secure_sum import SecureSum as SecureSum
+    from jaxpfl.trained import Trained as Trained
+    from jaxpfl.trained import load as load
 
 # It loads much of SciPy, 65 MB, for accountants, but most modules need its events alone.
 lazy.later("dp_accounting", light="dp_event")

@@ -38,6 +38,7 @@ THERE = (
 # What is missing there, with its own dependencies.
 MISSING = {
     "dp-accounting": ("absl-py", "attrs", "dm-tree", "mpmath", "wrapt"),
+    "safetensors": (),
     "scikit-learn": ("joblib", "threadpoolctl"),
     "matplotlib": ("contourpy", "cycler", "fonttools", "kiwisolver", "pillow", "pyparsing"),
     "tyro": ("docstring-parser", "typeguard"),

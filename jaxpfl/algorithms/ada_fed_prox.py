@@ -123,7 +123,7 @@ def ada_fed_prox(
         metrics = {"update_norm": norm, "rise": rise, "mu": state.mu}
         return AdaFedProxState(params, before, server_state, *_next(state, rise)), metrics
 
-    return base.Algorithm("ada_fed_prox", init, step, (update,), lambda state: state.params)
+    return base.Algorithm("ada_fed_prox", init, step, (update,), lambda s: s.params, model=model)
 
 
 @jax.jit

@@ -49,6 +49,7 @@ class Algorithm(NamedTuple):
         before the step donates a buffer of its state.
       params: `(state) -> model parameters`; None where there is no model.
       begins_as: names the model of the initial state beside that of the last round.
+      model: what the parameters are of, for `jaxpfl export`; None where that is not said.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Algorithm(NamedTuple):
     queries: tuple[Query, ...]
     params: Callable[[State], Any] | None = None
     begins_as: str = UNTRAINED
+    model: Any = None
 
     @property
     def rounds(self) -> int:
@@ -102,8 +104,8 @@ def update_query(
 ) -> Query:
     """The query for clients' updates of a model: by default batches of 16, at most 256 examples."""
     cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
-    if hasattr(client, "optimizer"):
-        require_optimizer("client", client.optimizer, cohort.max_steps)
+    if optimizer := getattr(client, "optimizer", None):
+        require_optimizer("client", optimizer, cohort.max_steps)
     return Query(
         "update",
         client,

@@ -124,7 +124,7 @@ def fed_avg(
 
     begins_as = base.UNTRAINED if start is None else "before the rounds"
     return base.Algorithm(
-        "fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as
+        "fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as, model
     )
 
 

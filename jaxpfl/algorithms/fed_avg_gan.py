@@ -231,4 +231,4 @@ def fed_avg_gan(
     def params(state):
         return {"generator": state.generator, "critic": state.critic}
 
-    return base.Algorithm("fed_avg_gan", init, step, (update,), params)
+    return base.Algorithm("fed_avg_gan", init, step, (update,), params, model=gan)

@@ -116,7 +116,7 @@ def fed_buff(
         metrics = {"clip_norm": state.clip_norm, "update_norm": norm}
         return FedBuffState(history, server_state, released.clip_norm), metrics
 
-    return base.Algorithm("fed_buff", init, step, (update,), _newest)
+    return base.Algorithm("fed_buff", init, step, (update,), _newest, model=model)
 
 
 def _newest(state: FedBuffState) -> PyTree:

@@ -97,4 +97,4 @@ def ifca(
     several: Any = _Several(model, checks.positive_int("clusters", clusters))
     choosing = BestFitting(model, LocalTraining(model, client))
     made = fed_avg(several, client=choosing, server=server, plan=plan, **settings)
-    return made._replace(name="ifca")
+    return made._replace(name="ifca", model=None)

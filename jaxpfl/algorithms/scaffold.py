@@ -136,7 +136,7 @@ def scaffold(
         params, server_state, update_norm = stepped
         return ScaffoldState(params, variate, server_state), {"update_norm": update_norm}
 
-    return base.Algorithm("scaffold", init, step, (update,), lambda state: state.params)
+    return base.Algorithm("scaffold", init, step, (update,), lambda s: s.params, model=model)
 
 
 @jax.jit

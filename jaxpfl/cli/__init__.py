@@ -18,8 +18,8 @@ from jaxpfl import compilation_cache, files
 from jaxpfl.cli import begin, data, fred, privacy, runs, streams, sweep
 from jaxpfl.cli.common import path
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.experiments.engine.signals import terminable
 from jaxpfl.printable import printable
+from jaxpfl.signals import terminable
 
 _LOST = 6
 _EXIT_CODES = """\
@@ -109,6 +109,11 @@ COMMANDS = {
         runs.add_export, runs.export,
         "Write what a finished run made, a model or synthetic texts, in formats others read.",
         "export runs/mine exported",
+    ),
+    "predict": _Command(
+        runs.add_predict, runs.predict,
+        "Say what a trained model predicts for the rows of a table.",
+        "predict exported new.csv --out predictions.csv",
     ),
     "report": _Command(
         runs.add_report, runs.report, "Write a run's report.html and its plots anew.",

@@ -1,12 +1,17 @@
 """Carry out a config, and what is done with run directories afterwards."""
 
 import argparse
+import io
+import json
 import sys
+import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-from jaxpfl import checks
+from jaxpfl import checks, files
 from jaxpfl.cli import common
 from jaxpfl.errors import InputError
 
@@ -85,7 +90,6 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    from jaxpfl import files
     from jaxpfl.experiments.compare import NOTE, compared
     from jaxpfl.experiments.report.page import page_lines, write_page
 
@@ -118,3 +122,49 @@ def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     lines = [f"{arguments.folder}/{name}" for name in record["files"]]
     lines += [*filter(None, [record["stamp"]]), record["privacy"]]
     return {**record, "text": "\n".join(lines)}
+
+
+_ENDINGS = (".csv", ".parquet", ".jsonl")
+
+
+def add_predict(parser: argparse.ArgumentParser) -> None:
+    text = "a folder that `jaxpfl export` wrote, or the directory of a finished run"
+    parser.add_argument("model", metavar="MODEL", type=common.path, help=text)
+    text = "the rows: a table that has the fields which the model was trained on; or with options "
+    text += "that name others, as in 'FILE?text=title,body', see docs/own_data.md"
+    parser.add_argument("table", metavar="TABLE", help=text)
+    text = f"a new file, {', '.join(_ENDINGS)} (default: CSV on stdout)"
+    common.add_path(parser, "--out", "FILE", text)
+
+
+def predict(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    out, folder = arguments.out, arguments.model
+    if out is not None and (out.exists() or out.suffix not in _ENDINGS):
+        raise InputError(f"--out must be a new file with the ending {', '.join(_ENDINGS)}: {out}")
+    with tempfile.TemporaryDirectory(prefix="jaxpfl-") as temporary:
+        if (folder / "run.json").exists() or (folder / "config.yaml").exists():
+            # Only a run needs what trained it.
+            from jaxpfl.experiments.export import export as written
+
+            written(folder, folder := Path(temporary, "model"), progress=False)
+        from jaxpfl.trained import load
+
+        model = load(folder)
+    with warnings.catch_warnings(record=True) as caught:
+        predicted = model.predict(arguments.table)
+    for warning in caught:
+        print(warning.message, file=sys.stderr)
+    from pyarrow import csv, parquet
+
+    buffer = io.BytesIO()
+    if out is not None and out.suffix == ".parquet":
+        parquet.write_table(predicted, buffer)
+    elif out is not None and out.suffix == ".jsonl":
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in predicted.to_pylist())
+        buffer.write("".join(lines).encode())
+    else:
+        csv.write_csv(predicted, buffer)
+    if out is None:
+        return {"predictions": predicted.to_pylist(), "text": buffer.getvalue().decode().rstrip()}
+    files.write_atomically(out, buffer.getvalue())
+    return {"out": str(out), "rows": len(predicted), "text": str(out)}

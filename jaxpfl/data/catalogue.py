@@ -3,6 +3,7 @@
 import difflib
 import functools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from jaxpfl import files
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, NoDataFolder
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,18 @@ def find(name: str) -> DataSet:
 def holding(source: str) -> str:
     """The name of the data set that a source of a config is of; "" for another source."""
     return next((data_set.name for data_set in data_sets().values() if data_set.holds(source)), "")
+
+
+def expanded(path: str) -> str:
+    """A path with its ~ and its environment variables replaced."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not os.environ.get(name):
+            what = f"source {path!r}: the environment variable {name} is not set"
+            if name in {data_set.variable for data_set in data_sets().values()}:
+                raise NoDataFolder(f"{what}; `jaxpfl data list` says what belongs there")
+            raise InputError(what)
+        return os.environ[name]
+
+    return os.path.expanduser(files.VARIABLE.sub(value, path))

@@ -53,7 +53,8 @@ from urllib.parse import parse_qsl
 
 from jaxpfl import checks, files
 from jaxpfl.data import storage
-from jaxpfl.data.catalogue import data_sets, holding
+from jaxpfl.data.catalogue import expanded, holding
+from jaxpfl.data.options import COMMA, Options, encoding, names, typed
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers import frames, image_folders, leaf, plain_text, table, tff_sqlite
@@ -63,51 +64,31 @@ from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, 
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_examples import SCHEMAS
 from jaxpfl.data.stream import Stream
-from jaxpfl.errors import InputError, NoDataFolder, named
+from jaxpfl.errors import InputError, named
 
 # Usual names of the field of texts on the hub, tried in this order unless an option names it.
 _HUB_TEXTS = ("text", "data", "abstract")
 
 
-def _encoding(name: str) -> str:
-    try:
-        "".encode(name)
-    except LookupError:
-        raise InputError(
-            f"a source's encoding must be one that Python knows, such as latin-1, found {name!r}"
-        ) from None
-    return name
-
-
-# A comma inside a name, in an option that is not split yet.
-_COMMA = "\0"
-
-
-def _names(value: str) -> tuple[str, ...]:
-    return tuple(name.strip().replace(_COMMA, ",") for name in value.split(","))
-
-
-# Options of a kind of source, each with what converts its text, or the words that it may be.
-_Options = Mapping[str, Callable | tuple[str, ...]]
-
-_TEXT: _Options = {"split": PIECES, "min_examples": int}
-_TABLE: _Options = {
+_TEXT: Options = {"split": PIECES, "min_examples": int}
+_TABLE: Options = {
     **dict.fromkeys(("client", "label"), str),
-    **dict.fromkeys(("text", "features", "columns", "classes"), _names),
+    **dict.fromkeys(("text", "features", "columns", "classes"), names),
     "missing": ("drop",),
     **_TEXT,
 }
+_READ = ("text", "features")
 _ON_HUB = ("revision", "part", "config")
-_KINDS: dict[str, _Options] = {
+_KINDS: dict[str, Options] = {
     "docstrings": {},
     "digits": {"clients": int, "alpha": float, "seed": int},
     "huggingface": {**dict.fromkeys(_ON_HUB, str), **_TABLE},
-    "table": {**_TABLE, "encoding": _encoding},
+    "table": {**_TABLE, "encoding": encoding},
     "saved": {"part": str, **_TABLE},
-    "images": {"classes": _names, **dict.fromkeys(("size", "channels", "min_examples"), int)},
+    "images": {"classes": names, **dict.fromkeys(("size", "channels", "min_examples"), int)},
     "leaf": {"min_examples": int},
     "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
-    "text": {**_TEXT, "encoding": _encoding},
+    "text": {**_TEXT, "encoding": encoding},
     "tff": {"dataset": str, "split": str, "min_examples": int},
     "folder": {},
 }
@@ -120,8 +101,7 @@ _DIVIDED = {
 }
 """What an example is, by the kinds that hold texts, unless the option `split` says otherwise."""
 
-_WORDS = ("docstrings", "digits", "huggingface")
-"""Kinds by the word before the colon."""
+_WORDS = ("docstrings", "digits", "huggingface")  # kinds by the word before the colon
 
 _ENDINGS = {
     **dict.fromkeys(table.ENDINGS, "table"),
@@ -172,7 +152,7 @@ def _parsed(given: str | Path) -> _Source:
     head, _, query = (str(given), "", "") if isinstance(given, Path) else given.partition("?")
     try:
         # A plus is itself and not a space; %2C is a comma in a name, and not between two.
-        query = re.sub("%2C", _COMMA, query, flags=re.IGNORECASE)
+        query = re.sub("%2C", COMMA, query, flags=re.IGNORECASE)
         pairs = parse_qsl(query.replace("+", "%2B"), strict_parsing=True) if query else []
     except ValueError:
         raise InputError(f"{what}: options must be NAME=VALUE, joined by &") from None
@@ -185,7 +165,7 @@ def _parsed(given: str | Path) -> _Source:
         fields = get_type_hints(made)
         settings = {name: options.pop(name) for name in list(options) if name in fields}
         try:
-            scheme = made(**_typed(what, settings, fields))
+            scheme = made(**typed(what, settings, fields))
         except TypeError:
             raise InputError(f"{what}: partition needs the option {next(iter(fields))!r}") from None
     word, _, name = head.partition(":")
@@ -215,7 +195,7 @@ def _options(source: _Source) -> dict[str, Any]:
     """The options as the reader's arguments; a source that no reader reads is refused."""
     if not source.word:
         _require_readable(source)
-    return _typed(source.what, source.options, _KINDS[source.kind])
+    return typed(source.what, source.options, _KINDS[source.kind])
 
 
 def _require_readable(source: _Source) -> None:
@@ -266,11 +246,32 @@ def _title(source: _Source, options: Mapping[str, Any]) -> str:
     return f"{source.head} [{part}]" if part else source.head
 
 
-def open(source: str | Path | Population, *, public: bool = False) -> Population:
+def fields_of(source: str) -> dict[str, list[str]]:
+    """The fields that a source's options name, among "text", "features", "label", "classes"."""
+    parsed = _parsed(source)
+    options = typed(parsed.what, parsed.options, _KINDS.get(parsed.kind, {}))
+    wanted = {name: options.get(name, ()) for name in (*_READ, "label", "classes")}
+    return {n: [names] if isinstance(names, str) else [*names] for n, names in wanted.items()}
+
+
+def _of_rows(kind: str, options: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for a table's rows without clients and labels; see `open`."""
+    if kind not in ("table", "saved", "huggingface", "npz"):
+        return options
+    if not {*_READ} & {*options}:
+        options |= {name: tuple(fields[name]) for name in _READ if fields.get(name)}
+    return {**options, "client": EACH_ROW, "label": None}
+
+
+def open(
+    source: str | Path | Population, *, public: bool = False, rows: Mapping[str, Any] | None = None
+) -> Population:
     """The population of a source; a population is its own source.
 
     Args:
       public: it does not matter whose its examples are; no field of clients need be named.
+      rows: of a table, reads rows without clients and labels: each is a client, named by its
+        number. These fields, see `fields_of`, are read unless its options name others.
 
     Raises:
       InputError: no such reader, package, file or option; or the content of the file is not valid.
@@ -282,7 +283,7 @@ def open(source: str | Path | Population, *, public: bool = False) -> Population
         actual = type(source).__name__ if source != "" else "an empty one"
         raise InputError(f"a source must be a path or a string, found {actual}")
     parsed = _parsed(source)
-    options = _options(parsed)
+    options = _options(parsed) if rows is None else _of_rows(parsed.kind, _options(parsed), rows)
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
     population = _read(parsed, options, public)
     if parsed.scheme is not None:
@@ -294,7 +295,7 @@ def _read(source: _Source, options: dict[str, Any], public: bool) -> Population:
     path, name = source.place, source.head
     match source.kind:
         case "docstrings":
-            return read_docstrings(_names(source.name))
+            return read_docstrings(names(source.name))
         case "digits":
             return read_digits(**options)
         case "folder":
@@ -305,7 +306,9 @@ def _read(source: _Source, options: dict[str, Any], public: bool) -> Population:
             return leaf.read_leaf(path, name=name)
         case "npz":
             client = options.pop("client", "client")
-            return read_arrays(path, client=client, columns={**IMAGE_COLUMNS, **options}, name=name)
+            arrays = {**IMAGE_COLUMNS, **options}
+            columns = {column: array for column, array in arrays.items() if array}
+            return read_arrays(path, client=client, columns=columns, name=name)
         case "text":
             return plain_text.read_plain_text(path, name=name, **options)
     if (opened := _stream(source, options, public)) is not None:
@@ -333,7 +336,6 @@ def _table(source: _Source, options: Mapping[str, Any], public: bool) -> tuple[R
     return partial(frames.read_frame, source.name, frame), layout
 
 
-# Opens a population batch by batch, given a folder for temporary files.
 _Opens = Callable[[Path | None], AbstractContextManager[Stream]]
 
 
@@ -373,7 +375,7 @@ def why_missing(source: str) -> str:
         # A folder that is absent is a stored population if it has no options.
         parsed = parsed._replace(kind="table" if parsed.options else "folder")
     kind = parsed.kind
-    options = _options(parsed) if here else _typed(parsed.what, parsed.options, _KINDS[kind])
+    options = _options(parsed) if here else typed(parsed.what, parsed.options, _KINDS[kind])
     options.pop("min_examples", None)
     if kind in ("table", "saved", "huggingface"):
         _layout(parsed, options)
@@ -415,37 +417,3 @@ def divided_into(source: str | Path | Population) -> str:
     if isinstance(source, Population) or (parsed := _parsed(source)).kind not in _DIVIDED:
         return ""
     return parsed.options.get("split", _DIVIDED[parsed.kind])
-
-
-def expanded(path: str) -> str:
-    """A path with its ~ and its environment variables replaced."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        if not os.environ.get(name):
-            what = f"source {path!r}: the environment variable {name} is not set"
-            if name in {data_set.variable for data_set in data_sets().values()}:
-                raise NoDataFolder(f"{what}; `jaxpfl data list` says what belongs there")
-            raise InputError(what)
-        return os.environ[name]
-
-    return os.path.expanduser(files.VARIABLE.sub(value, path))
-
-
-def _typed(what: str, options: dict[str, str], kinds: _Options) -> dict[str, Any]:
-    typed = {}
-    for name, value in options.items():
-        if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, 1, 0.5)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            expected = ", ".join(kinds) or "none"
-            raise InputError(f"{what}: no option {name!r}{hint}; expected {expected}")
-        kind, place = kinds[name], f"{what}: {name}"
-        value = value if kind is _names else value.replace(_COMMA, ",")
-        try:
-            typed[name] = kind(value) if callable(kind) else checks.one_of(place, value, kind)
-        except InputError:
-            raise
-        except ValueError:
-            raise InputError(f"{place} must be a number, found {value!r}") from None
-    return typed

@@ -24,7 +24,6 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
-from jaxpfl.experiments.engine.signals import resumable
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt, where_begun
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
@@ -34,6 +33,7 @@ from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts import processes
 from jaxpfl.federated.mesh import leads
 from jaxpfl.privacy.certificate import certify
+from jaxpfl.signals import resumable
 
 _RUN = "run.json"
 

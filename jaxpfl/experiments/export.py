@@ -5,15 +5,14 @@
     certificate.json          what was released and what it costs, with hashes of these files
     corpus/corpus.parquet     the synthetic texts, of a run that wrote some, with a card of theirs
 
-Nothing is copied from the run's directory: what is written are the parameters and texts of its
-verified artifacts. A crash leaves no folder of the wanted name.
+What is written are the parameters and texts of the run's verified artifacts; of a run from Python,
+the model that it has written, by its certificate. A crash leaves no folder of the wanted name.
 """
 
-import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,21 @@ import pyarrow.parquet as parquet
 
 from jaxpfl import files
 from jaxpfl.checks import positive_int
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.carry_out import as_written, finished
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.records.lines import where_begun
 from jaxpfl.experiments.registry import load_run, system_of
-from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
-from jaxpfl.models.checkpoints import adapters, jaxpfl_models, pretrained
-from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.experiments.run import MODEL
+from jaxpfl.experiments.systems import CONFIG
+from jaxpfl.experiments.systems.base import Made, trained_on
+from jaxpfl.models.checkpoints import folders
 from jaxpfl.printable import template
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
-from jaxpfl.privacy.certificate import with_weights
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from jaxpfl.privacy.certificate import sealed, with_weights
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.trained import Trained
 
 _CORPUS = "corpus"
 _CARD = "README.md"
@@ -58,24 +58,67 @@ def export(
         positive_int("texts", texts)
     if folder.exists():
         raise InputError(f"{folder}: exists already; choose another FOLDER")
+    with as_written(directory, "it cannot be exported"):
+        if (directory / MODEL).is_dir() and not (directory / CONFIG).exists():
+            made, record, kind = _from_python(directory)
+        else:
+            made, record, kind = _of_config(directory, texts, progress)
+        if texts is not None and made.corpus is None:
+            raise InputError("the run wrote no synthetic texts: leave out --texts")
+        card = _card(f"{directory.absolute().name}: {kind}", record["privacy"], made)
+    written = _write(folder, made, card, directory / CERTIFICATE)
+    stamp = made.stamp
+    stated = {"privacy": record["privacy"], "stamp": stamp}
+    return {"out": str(folder), "files": written, **stated}
+
+
+def _of_config(
+    directory: Path, texts: int | None, progress: bool
+) -> tuple[Made, Mapping[str, Any], str]:
+    """What the run of a config made, its record, and its system."""
+    if (directory / "run.json").exists() and not (directory / CONFIG).exists():
+        raise InputError(
+            f"{directory}: holds no model: the rounds are not finished, its algorithm names no "
+            "model (jaxpfl.algorithms.Algorithm), or its parameters are not finite"
+        )
     config = load_run(directory)
     system = system_of(config.system)
     record = finished(directory, system.name)
-    with as_written(directory, "it cannot be exported"):
-        with files.exclusive(directory), where_begun(directory) as run_directory:
-            makes = getattr(system.part("export"), "made", None)
-            if makes is None:
-                raise InputError(f"runs of the system {system.name!r} make nothing to export")
-            made = makes(run_directory, config, record, texts=texts, progress=progress)
-        if texts is not None and made.corpus is None:
-            raise InputError("the run wrote no synthetic texts: leave out --texts")
-        plans = () if made.plan is None else (made.plan,)
-        of_plan = stamp_of(plans, reproducible=config.run.reproducible_noise)
-        stamp = made.stamp or of_plan or record["stamp"]
-        card = _card(directory, config, record, made, stamp)
-    written = _write(folder, made, card, directory / CERTIFICATE)
-    stated = {"privacy": record["privacy"], "stamp": stamp}
-    return {"out": str(folder), "files": written, **stated}
+    with files.exclusive(directory), where_begun(directory) as run_directory:
+        makes = getattr(system.part("export"), "made", None)
+        if makes is None:
+            raise InputError(f"{directory}: holds no model: see what it made in its report.html")
+        made = makes(run_directory, config, record, texts=texts, progress=progress)
+    plans = () if made.plan is None else (made.plan,)
+    of_plan = stamp_of(plans, reproducible=config.run.reproducible_noise)
+    return replace(made, stamp=made.stamp or of_plan or record["stamp"]), record, system.name
+
+
+def _from_python(directory: Path) -> tuple[Made, Mapping[str, Any], str]:
+    """What a run of `jaxpfl.run` made, its record, and its algorithm.
+
+    Its model is as it was written if its certificate, which names its files, is the run's own.
+    """
+    stored, certificate = directory / MODEL, files.read_record(directory / CERTIFICATE)
+    with_files = files.read_record(stored / CERTIFICATE, {"weights": dict})
+    paths = {path.name: path for path in stored.iterdir() if path.name != CERTIFICATE}
+    hashes = {name: files.sha256_file(path) for name, path in paths.items()}
+    result = files.read_record(directory / "result.json", {"privacy": str, "metrics": dict})
+    if with_files != sealed({**certificate, "weights": hashes}) or (
+        certificate["statement"] != result["privacy"]
+    ):
+        raise CorruptFile(f"{stored}: is not the model that the run ended with: it was altered")
+    run = files.read_record(directory / "run.json", {"plan": dict, "stamp": str, "label": str})
+    made = Made(
+        models=(),
+        plan=Plan.from_dict(run["plan"]),
+        stamp=run["stamp"],
+        trained_on=trained_on(run["population"]),
+        scores=result["metrics"].get("evaluation") or {},
+        tested_on=result["evaluated_on"],
+        written=stored,
+    )
+    return made, result, run["label"]
 
 
 def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path) -> list[str]:
@@ -83,8 +126,11 @@ def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path)
     folder = folder.absolute()
     temporary = begin(folder)
     try:
+        if made.written is not None:
+            shutil.copytree(made.written, temporary, dirs_exist_ok=True)
         for trained in made.models:
-            _write_model(temporary / trained.folder, trained)
+            made_of = trained.model, trained.params, trained.words, trained.fields
+            Trained(*made_of).save(temporary / trained.folder, base=trained.base)
         if made.corpus is not None:
             place = temporary / _CORPUS
             place.mkdir()
@@ -103,25 +149,15 @@ def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path)
     return [path.relative_to(folder).as_posix() for path in written]
 
 
-def _write_model(folder: Path, trained: TrainedModel) -> None:
-    folder.mkdir(exist_ok=True)
-    save, _ = _format(trained)
-    save(folder, trained.model, trained.params)
-    if isinstance(trained.words, Vocabulary):
-        source = last_part(trained.words.source)
-        dataclasses.replace(trained.words, source=source).save(folder / "vocabulary.json")
-    elif trained.words is not None:
-        trained.words.save(folder)
-
-
-def _card(
-    directory: Path, config: Any, record: Mapping[str, Any], made: Made, stamp: str
-) -> dict[str, Any]:
+def _card(title: str, statement: str, made: Made) -> dict[str, Any]:
     """What the cards say, by the names that the template `card.md.jinja` has for it."""
     contents, terms, plan = {}, {}, made.plan
     for trained in made.models:
-        what = f"{trained.model.name}, read by `{_format(trained)[1]}`"
+        reader = folders.reader(trained.model, trained.base)
+        what = f"{type(trained.model).__name__}, read by `jaxpfl.load` and {reader}"
         contents[f"{trained.folder}/" if trained.folder else "./"] = what
+    if made.written is not None:
+        contents["./"] = "weights (safetensors) and what they are of, read by `jaxpfl.load`"
     if made.corpus is not None:
         contents[f"{_CORPUS}/"] = f"{len(made.corpus)} synthetic texts, with a card of their own"
     if plan is not None:
@@ -132,9 +168,9 @@ def _card(
             "accountant": plan.guarantee().accountant if plan.private else "none",
         }
     return {
-        "title": f"{directory.absolute().name}: {config.system}",
-        "stamp": stamp,
-        "statement": record["privacy"],
+        "title": title,
+        "stamp": made.stamp,
+        "statement": statement,
         "terms": terms,
         "made": made,
         "contents": contents,
@@ -144,14 +180,3 @@ def _card(
 def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:
     """README.md of a model, or of a data set of so many texts, in the hub's format."""
     return template(__package__ or "", "card.md.jinja").render(card=card, texts=texts)
-
-
-def _format(trained: TrainedModel) -> tuple[Callable, str]:
-    """What writes a model, and what reads it."""
-    module = "jaxpfl.models.checkpoints"
-    if isinstance(trained.model, Decoder) and trained.model.lora is not None:
-        reader = f"{module}.adapters.load` or PEFT, beside `{trained.base}"
-        return partial(adapters.save, base=trained.base), reader
-    if isinstance(trained.model, Decoder | Encoder):
-        return pretrained.save, f"{module}.pretrained.load` or `transformers"
-    return jaxpfl_models.save, f"{module}.jaxpfl_models.load"

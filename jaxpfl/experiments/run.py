@@ -1,5 +1,6 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,9 +22,13 @@ from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_att
 from jaxpfl.experiments.report.run_page import page_of_run
 from jaxpfl.federated.hosts import processes
 from jaxpfl.federated.release.query import Query
-from jaxpfl.privacy.certificate import certify
+from jaxpfl.privacy.certificate import NAME as CERTIFICATE
+from jaxpfl.privacy.certificate import certify, with_weights
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.privacy.secret import ReproducibleSeed
+
+MODEL = "model"
+"""The folder of the final model, in the directory of a run from Python."""
 
 
 def run(
@@ -139,6 +144,7 @@ def run(
                     stamp=stamp_of(plans, reproducible=reproducible),
                     ledgers=[ledger],
                 )
+                _save_model(directory, algorithm, evaluation, result)
                 return table.table, table.cautions
 
             processes.decide("the attempt", begin)
@@ -146,6 +152,25 @@ def run(
                 result = loop.carry_out()
                 table, cautions = processes.decide("the table", end)
         return replace(result, table=tuple(table), cautions=tuple(cautions))
+
+
+def _save_model(
+    directory: Path, algorithm: Algorithm, evaluation: Evaluator | None, result: Result
+) -> None:
+    """Writes the model of a finished run for `jaxpfl export`, with a certificate of its files.
+
+    A config says how to build a model again; of a run from Python only this remains. Parameters
+    that are not finite are not written.
+    """
+    if algorithm.model is None:
+        return
+    # Loaded here, because no round needs it.
+    from jaxpfl.trained import Trained
+
+    words = None if evaluation is None else evaluation.vocabulary
+    with contextlib.suppress(InputError):
+        Trained(algorithm.model, result.params, words).save(directory / MODEL)
+        with_weights(directory / CERTIFICATE, directory / MODEL)
 
 
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:

@@ -140,13 +140,17 @@ class Classifier(LossModel):
 
     def check(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the columns do not fit the settings."""
+        self.check_inputs(columns)
+        self.check_labels(columns)
+
+    def check_inputs(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if what is read, besides labels, has another shape."""
         name, shape = self.columns[0], tuple(self.input_shape)
         actual = tuple(columns[name].shape[1:])
         if actual != shape:
             raise InputError(
                 f"the model reads {name!r} of shape {list(shape)}, the data has {list(actual)}"
             )
-        self.check_labels(columns)
 
     def check_labels(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the labels are none of the classes."""

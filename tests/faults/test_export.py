@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+import jaxpfl as jp
 from jaxpfl.cli import main
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
@@ -19,6 +21,8 @@ from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import Network, prepare
 from jaxpfl.models.checkpoints import jaxpfl_models
+from jaxpfl.models.own import from_functions
+from jaxpfl.privacy.verify import verified
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.experiments import canaries
 from tests.faults.runs import config_of
@@ -197,3 +201,44 @@ def test_a_run_without_privacy_is_stamped_whatever_its_record_says(tiny_config, 
     card = (tmp_path / "exported" / "README.md").read_text()
     assert found["stamp"].startswith("NOT PRIVATE")
     assert f"**{found['stamp']}**" in card
+
+
+def _line(private: bool, out: Path) -> Any:
+    """A run from Python of functions of one's own; returns its model and its result."""
+    model = from_functions(
+        lambda key: {"w": jax.random.normal(key, (2,))},
+        lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2,
+    )
+    rows = {"x": np.ones((2, 2), np.float32), "y": np.ones(2, np.float32)}
+    clients = jp.data.from_clients({f"client-{i}": rows for i in range(4)})
+    shared: Any = {"rounds": 1, "clip": jp.Clip(0.5), "participation": jp.Poisson(4, 2)}
+    plan = jp.Plan.without_privacy(**shared)
+    if private:
+        plan = jp.Plan.calibrated(epsilon=8.0, delta=1e-2, **shared)
+    algorithm = jp.algorithms.fed_avg(
+        model, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan
+    )
+    return model, jp.run(algorithm, clients, ledger=out / "ledger.jsonl", out=out)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_functions_of_ones_own_are_exported_from_a_run_in_python(private, tmp_path):
+    """TRUST: the card has the run's statement, or its stamp, word for word."""
+    model, result = _line(private, tmp_path / "run")
+    folder = tmp_path / "exported"
+    assert main(["export", str(tmp_path / "run"), str(folder)]) == 0
+    trained = jp.load(folder, own=model)
+    jax.tree.map(np.testing.assert_array_equal, trained.params, result.params)
+    card = (folder / "README.md").read_text()
+    assert result.privacy in card
+    assert ("NOT PRIVATE" in card) != private
+    for path in folder.iterdir():
+        assert b"client-1" not in path.read_bytes(), path
+    assert list(verified([folder / "certificate.json"], [], folder, False))
+
+
+def test_an_altered_model_of_a_run_in_python_is_refused(tmp_path):
+    _line(True, tmp_path / "run")
+    path = tmp_path / "run" / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    _refused(tmp_path / "run", CorruptFile, "model: is not the model that the run ended with")

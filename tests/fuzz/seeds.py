@@ -22,11 +22,12 @@ from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.records.checkpoint import Checkpoints
-from jaxpfl.models import LSTMLanguageModel
+from jaxpfl.models import MLP, LSTMLanguageModel
 from jaxpfl.models.checkpoints import jaxpfl_models
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from jaxpfl.trained import Trained
 from tests.data import populations
 from tests.data.populations import sign, small
 from tests.data.tff_files import example, write_file
@@ -210,3 +211,10 @@ def sqlite(path: Path) -> None:
         for client in ("a", "b")
     }
     write_file(path, messages)
+
+
+def trained(folder: Path) -> None:
+    """A classifier of two features, as an export has it."""
+    model = MLP(features=2, classes=2, hidden=3)
+    fields = {"features": ["a", "b"], "classes": ["cat", "dog"]}
+    Trained(model, model.init(jax.random.key(0)), fields=fields).save(folder)

@@ -23,6 +23,7 @@ from jaxpfl.text.embed.encoder import SentenceEncoder
 from jaxpfl.text.tokenisers.chat import read_template
 from jaxpfl.text.tokenisers.fast import hugging_face
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from jaxpfl.trained import load
 from tests.fuzz import seeds
 from tests.published_models import write_decoder, write_encoder, write_tokeniser
 
@@ -93,6 +94,10 @@ def _use(tokeniser: Any) -> None:
 def _read_adapters(folder: Path) -> None:
     model, params = pretrained.load(folder / "base")
     adapters.load(folder / "adapters", model, params)  # pyright: ignore[reportArgumentType]
+
+
+def _predict(folder: Path) -> None:
+    load(folder).predict([[0.5, 1.0]])
 
 
 def _alone(
@@ -170,6 +175,8 @@ TARGETS: dict[str, Target] = {
     "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama"), 0.3),
     "weights index": _weights("model/model.safetensors.index.json", seeds.sharded, 1.5),
     "own model": Target("model/config.json", seeds.own, _at("model", jaxpfl_models.load), 8),
+    "exported fields": Target("fields.json", seeds.trained, _predict, 8),
+    "exported weights": Target("model.safetensors", seeds.trained, _predict, 4),
     "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS),
     "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS),
     "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder, 0.3),

@@ -43,15 +43,15 @@ def final_params(
     *,
     ledger: Path,
     privacy: str,
-    prior: Sequence[str] = (),
 ) -> Any:
     """The parameters that the finished run in `folder` ended with: of its last or best round.
 
     Args:
       algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
-      privacy: the statement of the run, which must contain what its ledger says of it and `prior`.
+      privacy: the statement of the run, which must contain what its ledger says of it and of the
+        runs that it depends on.
     """
-    run = files.read_record(folder / "run.json", {"run": str})
+    run = files.read_record(folder / "run.json", {"run": str, "prior": list})
     result = files.read_record(folder / "result.json", {"rounds": int, "kept": int | None})
     place = folder / "checkpoints"
 
@@ -68,7 +68,7 @@ def final_params(
     if restored is None or restored.round != result["rounds"]:
         raise CorruptFile(f"{place}: the checkpoint of the last round, {result['rounds']}, is gone")
     plan = algorithm.queries[0].plan
-    check_statement(privacy, ledger, (run["run"], *prior), plan, head=restored.ledger_head)
+    check_statement(privacy, ledger, (run["run"], *run["prior"]), plan, head=restored.ledger_head)
     return algorithm.params(restored.state) if result["kept"] is None else restored.state[1]
 
 

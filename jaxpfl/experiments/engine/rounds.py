@@ -30,7 +30,6 @@ from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.on_round import last_kept
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking, mark_of
-from jaxpfl.experiments.engine.signals import caught_signals
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
@@ -40,6 +39,7 @@ from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.models.base import named_leaves, require_same_leaves, schema
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.progress import Progress
+from jaxpfl.signals import caught_signals
 
 _AGAIN = (
     "charges of later rounds on the ledger: {}. These rounds are made again, with the same cohorts "

@@ -37,7 +37,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import Cost, stamped
 from jaxpfl.experiments.engine.setting import Result, Setting, stamp_of
-from jaxpfl.experiments.engine.signals import at_once
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.hosts.shared_rounds import releaser
 from jaxpfl.federated.mesh import leads
@@ -47,6 +46,7 @@ from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
 from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.privacy.secret import RunSecret
+from jaxpfl.signals import at_once
 
 _RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "origin": str}
 

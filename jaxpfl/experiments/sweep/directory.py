@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from jaxpfl import files
-from jaxpfl.data.open import expanded
+from jaxpfl.data.catalogue import expanded
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.sweep.config import Point, Sweep

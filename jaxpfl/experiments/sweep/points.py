@@ -19,13 +19,13 @@ from jaxpfl import compilation_cache, errors, files, memory
 from jaxpfl.errors import Interrupted, RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_yaml
-from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.launch import Start, cluster, record_in
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
+from jaxpfl.signals import require_none_answered
 
 Carry = Callable[[Point, PointFolder], object]
 

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpfl.errors import InputError
@@ -54,8 +55,9 @@ class TrainedModel:
     Attributes:
       folder: where it is written, below the folder of the export; "" for that folder itself.
       model, params: with adapters, only these are written.
-      words: the `FastTokeniser` or `Vocabulary` that its token ids are of, or None.
+      words: what its token ids are of, as of `jaxpfl.Trained`, or None.
       base: of adapters, the name of their base, as PEFT looks it up.
+      fields: the fields of a table that it reads, see `jaxpfl.trained`.
     """
 
     folder: str
@@ -63,6 +65,7 @@ class TrainedModel:
     params: Any = field(repr=False)
     words: Any = field(default=None, repr=False)
     base: str | None = None
+    fields: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Made:
       stamp: what the run's own files say of missing privacy; "" for a private run.
       trained_on: what the models were trained on, by what it was used for.
       tested_on: where the scores were measured; None if there are none.
+      written: a folder with the only model, which is written already; None if `models` has them.
     """
 
     models: tuple[TrainedModel, ...]
@@ -84,6 +88,7 @@ class Made:
     scores: Mapping[str, float]
     tested_on: str | None = None
     corpus: list[str] | None = field(default=None, repr=False)
+    written: Path | None = None
 
 
 def require_same(where: str, model: str, found: str, expected: str) -> None:
@@ -114,6 +119,11 @@ def exported_base(settings: Any, section: str, folder: str) -> "tuple[str, list[
 def last_part(source: str) -> str:
     """A source without the folders that it lies in, which concern this machine only."""
     return source.rstrip("/").rsplit("/", 1)[-1]
+
+
+def trained_on(source: str) -> dict[str, str]:
+    """What a card says of the clients of a source."""
+    return {"private clients": f"the training clients of {last_part(source)}"}
 
 
 @dataclass(frozen=True)

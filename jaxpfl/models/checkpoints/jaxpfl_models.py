@@ -5,6 +5,7 @@
 
 config.json has {"library": "jaxpfl", "architecture": NAME} and the settings of the model of that
 name. A tensor's name is the path to the parameter, as in "layer_0.kernel"; its shape is ours.
+Functions of one's own (`models.own`) are in no file: `load` takes the model for its tensors.
 Published architectures have `pretrained` instead.
 """
 
@@ -22,11 +23,17 @@ from jaxpfl.models.base import Model, Params, named_leaves
 from jaxpfl.models.checkpoints import model_files
 from jaxpfl.models.checkpoints.safetensors_files import open_tensors, write_folder
 
+_OWN = "OwnModel"
 _ARCHITECTURES: dict[str, Any] = {
     name: getattr(models, name)
-    for name in ("CIFGLanguageModel", "CNN", "LSTMLanguageModel", "MultiLabelResNet", "ResNet")
+    for name in (
+        *("CIFGLanguageModel", "CNN", "GAN", "LSTMLanguageModel", "MLP", "MultiLabelResNet"),
+        *(_OWN, "ResNet"),
+    )
 }
 _LIBRARY = "jaxpfl"
+# Trained parameters do not need the prior that they began with; functions are in no file.
+_LEFT_OUT = ("output_bias_prior", "init_fn", "loss_fn", "metrics_fn")
 
 
 def save(folder: str | Path, model: Model, params: Params) -> None:
@@ -36,14 +43,13 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     """
     architecture = type(model).__name__
     if architecture not in _ARCHITECTURES:
-        expected = ", ".join(_ARCHITECTURES)
-        raise InputError(f"the model must be one of {expected} to be saved, found {architecture}")
+        # A class of one's own, whose functions are in no file, either.
+        architecture = _OWN
     leaves = model_files.check_parameters(model, params, ("float32",))
     settings = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(_ARCHITECTURES[architecture])
-        # Trained parameters do not need the prior that they began with.
-        if field.name != "output_bias_prior"
+        if field.name not in _LEFT_OUT
     }
     write_folder(
         folder,
@@ -53,8 +59,11 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     )
 
 
-def load(folder: str | Path) -> tuple[Any, Params]:
+def load(folder: str | Path, own: Model | None = None) -> tuple[Any, Params]:
     """The model in a folder that `save` wrote, and its parameters, on the default device.
+
+    Args:
+      own: the model of one's own functions whose parameters these are; None for any other.
 
     Raises:
       InputError: a file is missing, or the files are not of a model of ours, or do not fit.
@@ -73,9 +82,13 @@ def load(folder: str | Path) -> tuple[Any, Params]:
         names = ", ".join(map(repr, _ARCHITECTURES))
         raise InputError(f"{path}: architecture must be one of {names}, found {architecture!r}")
     fixed = {key: _fixed(value) for key, value in settings.items()}
+    if (own is None) == (architecture == _OWN):
+        hint = "functions of one's own, which are in no file: jaxpfl.load(FOLDER, own=MODEL)"
+        hint = hint if own is None else f"a {architecture}, which needs no `own`"
+        raise InputError(f"{path}: the parameters are of {hint}")
     try:
         model_files.check_sizes(fixed, layers=100)
-        model = _ARCHITECTURES[architecture](**fixed)
+        model = _ARCHITECTURES[architecture](**fixed) if own is None else own
         expected = jax.eval_shape(model.init, jax.random.key(0))
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise InputError(f"{path}: does not describe a {architecture}: {error}") from None

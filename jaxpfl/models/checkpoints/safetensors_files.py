@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.files import fsync_path, read_json, sync, write_atomically
-from jaxpfl.models.checkpoints.model_files import finite, require
+from jaxpfl.models.checkpoints.model_files import finite
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -56,7 +57,7 @@ class Tensors(dict[str, tuple[Path, Any]]):
 
     def finite(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
         """A new array of the slice, in the dtype of the file; all values must be finite."""
-        safetensors, what = require("safetensors", "text"), f"{self.file(name)}: tensor {name!r}"
+        what = f"{self.file(name)}: tensor {name!r}"
         try:
             return finite(what, np.asarray(self._slice(name)[where or ...]))
         except safetensors.SafetensorError as error:
@@ -106,7 +107,6 @@ def open_file(path: Path) -> Iterator[Tensors]:
             f"there is no file {path}{files.where(path)}; weights are read from safetensors files "
             "only"
         )
-    safetensors = require("safetensors", "text")
     try:
         file = safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:

@@ -23,6 +23,11 @@ _ID_OF_BYTE = np.full(256, OOV, np.int32)
 _ID_OF_BYTE[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = 1 + np.arange(len(CHARACTERS))
 
 
+def ids_of(text: str) -> np.ndarray:
+    """The ids of a text's characters, int32, without special ones."""
+    return _ID_OF_BYTE[np.frombuffer(text.encode("utf-8", "replace"), np.uint8)]
+
+
 def character_rows(text: str, sequence_length: int) -> np.ndarray:
     """A text as rows of ids, int32 [rows, sequence_length + 1].
 
@@ -30,7 +35,7 @@ def character_rows(text: str, sequence_length: int) -> np.ndarray:
     the last row is padded. A model reads all ids of a row but the last and predicts all but the
     first.
     """
-    ids = _ID_OF_BYTE[np.frombuffer(text.encode("utf-8", "replace"), np.uint8)]
+    ids = ids_of(text)
     width = sequence_length + 1
     rows = np.full((-(-(len(ids) + 2) // width), width), PAD, np.int32)
     flat = rows.reshape(-1)

@@ -15,7 +15,7 @@ library covers it.
 from pathlib import Path
 
 from jaxpfl import files
-from jaxpfl.data.open import expanded
+from jaxpfl.data.catalogue import expanded
 from jaxpfl.data.open import why_missing as why_missing_source
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers.counts import read_counts

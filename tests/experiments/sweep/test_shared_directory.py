@@ -8,10 +8,10 @@ import pytest
 
 from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted, InputError, Interrupted, RunLocked
-from jaxpfl.experiments.engine.signals import caught_signals
 from jaxpfl.experiments.sweep.directory import PointFolder, begin
 from jaxpfl.experiments.sweep.points import carry_out_point, here, run_sweep
 from jaxpfl.experiments.sweep.results import collect
+from jaxpfl.signals import caught_signals
 from tests.experiments.sweep.three_points import failing, result
 
 

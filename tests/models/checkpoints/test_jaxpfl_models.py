@@ -10,7 +10,9 @@ from jaxpfl.models.checkpoints import jaxpfl_models
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import classifier_cnn
 from jaxpfl.models.gan import GAN
+from jaxpfl.models.mlp import MLP
 from jaxpfl.models.multi_label import MultiLabelResNet
+from jaxpfl.models.own import from_functions
 from tests.refusals import refusal
 from tests.trees import assert_same
 
@@ -21,7 +23,8 @@ NORMS = ("stem_norm", "block_0.norm_1", "block_0.norm_2")
 FROZEN = MultiLabelResNet((9, 9, 3), 2, crop=8, width=2, stages=(1,), groups=1, statistics=tuple(
     (name, (0.1, -2.5), (0.3, 1e-7)) for name in NORMS
 ))  # fmt: skip
-MODELS = [WORDS, classifier_cnn((8, 8, 1), 3), FROZEN]
+SMALL = [MLP(features=2, classes=3, hidden=0), GAN((8, 8, 1), width=0.1)]
+MODELS = [WORDS, classifier_cnn((8, 8, 1), 3), FROZEN, *SMALL]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
@@ -36,11 +39,22 @@ def test_a_round_trip_is_exact(model, tmp_path):
     assert len(tensors) == len(jax.tree.leaves(params))
 
 
+def test_functions_of_ones_own_are_in_no_file_and_given_to_the_loader(tmp_path):
+    model = from_functions(lambda key: {"w": [jnp.ones(2)]}, lambda params, batch: batch["x"])
+    params = {"w": [jnp.array([1.5, -2.0])]}
+    jaxpfl_models.save(tmp_path, model, params)
+    again, found = jaxpfl_models.load(tmp_path, model)
+    assert again is model
+    assert_same(found, params)
+    refusal(lambda: jaxpfl_models.load(tmp_path), "functions of one's own jaxpfl.load(FOLDER,")
+    other = from_functions(lambda key: {"w": [jnp.ones(3)]}, lambda params, batch: batch["x"])
+    refusal(lambda: jaxpfl_models.load(tmp_path, other), "'w.0' must have shape [3]")
+
+
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
     params = WORDS.init(jax.random.key(0))
     wide, nan = ({**params, "output_bias": bias} for bias in (jnp.zeros(8), jnp.full(7, jnp.nan)))
     for model, given, words in (
-        (GAN(), params, "must be one of CIFGLanguageModel, CNN"),
         (WORDS, wide, "parameter output_bias must be float32 [7], found"),
         (WORDS, nan, "parameter output_bias holds values that are not finite"),
     ):

@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
+from jaxpfl.data.open import fields_of
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
+from jaxpfl.experiments.config.sections import (
+    PUBLIC_PART,
+    CharacterModelConfig,
+    LanguageModelConfig,
+)
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems import base
@@ -16,15 +21,18 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import VOCABULARY, Network
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from jaxpfl.trained import CHARACTERS
 
 
 def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> base.Made:
     """See `systems.base.System`."""
     plan = planned(directory, to_mapping(config))
-    vocabulary, fred = _vocabulary(directory, config, record), record["fred"]
+    vocabulary = _vocabulary(directory, config, record)
     network = Network.of(config, vocabulary)
     published, adapted, bases = network.published, None, []
-    words = vocabulary if published is None else published.tokeniser
+    words: Any = vocabulary if published is None else published.tokeniser
+    if isinstance(config.model, CharacterModelConfig):
+        words = CHARACTERS
     if (named := network.published_as) is not None:
         expected = record["published_model"]["sha256"]
         base.require_same(named["path"], "published model", named["sha256"], expected)
@@ -36,12 +44,14 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         config.run.seed,
         ledger=ledger_path(config.privacy, directory),
         privacy=record["privacy"],
-        prior=() if fred is None else (fred["run"],),
     )
     scores = next((row for row in record["table"] if row["model"] == OURS), {})
     source = config.data.source
     return base.Made(
-        models=(base.TrainedModel("", network.model, params, words, adapted), *bases),
+        models=(
+            base.TrainedModel("", network.model, params, words, adapted, fields_of(source)),
+            *bases,
+        ),
         plan=plan,
         stamp=files.read_record(directory / "run.json", {"stamp": str})["stamp"],
         trained_on=_trained_on(config, record, vocabulary),
@@ -70,7 +80,7 @@ def _vocabulary(directory: Path, config: Config, record: Mapping[str, Any]) -> V
 def _trained_on(
     config: Config, record: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> dict[str, str]:
-    data = {"private clients": f"the training clients of {base.last_part(config.data.source)}"}
+    data = base.trained_on(config.data.source)
     public = config.data.public
     if vocabulary is not None:
         named = vocabulary.source if public in (None, PUBLIC_PART) else base.last_part(public)

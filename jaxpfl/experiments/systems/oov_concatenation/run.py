@@ -17,7 +17,7 @@ from jaxpfl.text.character.top_words import top_words
 from jaxpfl.text.generation.sentences import request_keys, sample_tokens
 from jaxpfl.text.metrics.oov import oov_rates
 
-_LEDGER = "worlds/{}/ledger.jsonl"
+LEDGER = "worlds/{}/ledger.jsonl"
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     tokens = hashlib.sha256("\n".join(vocabulary.tokens).encode()).hexdigest()[:12]
     # What each model starts from, and what identifies it.
     starts = {"words": (None, tokens), "characters": (start, f"{tokens} {artifacts.sha256(begin)}")}
-    ledgers = [workspace.directory / _LEDGER.format(name) for name in study.worlds]
+    ledgers = [workspace.directory / LEDGER.format(name) for name in study.worlds]
     worlds = {name: _world(study, workspace, name, starts) for name in study.worlds}
     composed = workspace.composed_guarantee(ledgers, config.words.privacy.delta)
     return {
@@ -55,7 +55,7 @@ def _world(
 ) -> dict[str, Any]:
     """The record of one world, whose two models are charged to one ledger."""
     config, share, results = study.config, study.worlds[name], {}
-    ledger = workspace.directory / _LEDGER.format(name)
+    ledger = workspace.directory / LEDGER.format(name)
     clients = concatenate_first_words(study.clients, share, config.run.seed)
     for kind, (start, identity) in starts.items():
         results[kind] = workspace.train(

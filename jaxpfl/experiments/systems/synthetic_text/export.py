@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
+from jaxpfl.data.open import fields_of
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
@@ -68,7 +69,10 @@ def made(
         params = _trained(directory, models, record)
     source = config.data.source
     return base.Made(
-        models=(base.TrainedModel("", start.model, params, start.tokeniser), *others),
+        models=(
+            base.TrainedModel("", start.model, params, start.tokeniser, fields=fields_of(source)),
+            *others,
+        ),
         plan=plan,
         stamp=record["stamp"],
         trained_on=_trained_on(config, record, corpus),

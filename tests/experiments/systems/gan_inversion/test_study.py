@@ -5,20 +5,24 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+import jaxpfl as jp
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.draws import client_uniforms
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.sweep.results import value_of
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
 from jaxpfl.experiments.systems.gan_inversion import run as gan_inversion
-from jaxpfl.experiments.systems.gan_inversion.study import prepare
+from jaxpfl.experiments.systems.gan_inversion.study import GANS, prepare
+from jaxpfl.models import sample_images
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.experiments.crashes import crashed_and_resumed
@@ -238,3 +242,13 @@ def test_a_bad_study_is_refused(tmp_path, before, after, words):
     path.write_text(STUDY.replace(before, after, 1))
     refusal(lambda: carry_out.run(registry.load(path), out, progress=False), words)
     assert not (out / "config.yaml").exists()
+
+
+def test_its_four_gans_are_exported_and_draw(straight, tmp_path):
+    export(straight, tmp_path / "exported", progress=False)
+    folders = {path.parent.name for path in (tmp_path / "exported").glob("*/config.json")}
+    assert folders == set(GANS)
+    gan = jp.load(tmp_path / "exported" / GANS[0])
+    assert sample_images(gan.model, gan.params, jax.random.key(0), 2).shape[0] == 2
+    refusal(lambda: gan.predict("digits"), "draws images, by jaxpfl.models.sample_images")
+    refusal(lambda: jp.load(tmp_path / "exported"), f"holds several models {GANS[0]}")

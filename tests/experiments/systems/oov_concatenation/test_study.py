@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import jaxpfl as jp
 from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config.sections import ScaledUpConfig
+from jaxpfl.experiments.export import export
 from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.sweep.results import value_of
 from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
@@ -188,3 +190,12 @@ def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, wo
     assert before in text
     path.write_text(text.replace(before, after, 1))
     refusal(lambda: registry.load(path), f"{path} {words}")
+
+
+def test_the_models_of_each_world_are_exported_and_words_predicted(straight, tmp_path):
+    export(straight, tmp_path / "exported", progress=False)
+    folders = sorted(path.parent for path in (tmp_path / "exported").glob("*/config.json"))
+    assert len(folders) == 2 * len(json.loads((straight / "result.json").read_text())["worlds"])
+    words = next(folder for folder in folders if folder.name.startswith("words"))
+    model = jp.load(words)
+    assert len(model.predict([model.words.tokens[-1]])) == 1
