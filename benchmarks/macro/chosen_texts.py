@@ -4,6 +4,8 @@
     JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts congress --simulate 72000
     JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts irc --writer smollm2 \
         --measured chosen pick_write_pick placebo
+    JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts irc --texts 1000 2500 --measured \
+        nearest all mixture chosen descent untuned pe pe_sft popri one_look steered others
 
 A repetition redraws the split of people, the release, the drawn texts and the order of training.
 Clients release the moments of their embeddings by MiniLM once, at epsilon 7, through the door and
@@ -16,14 +18,22 @@ held-out people and pool, are runs of 20 words. Each arm gives as many texts of 
   descent                 its first form
   pick_write_pick         chosen, once more, of the pool and as many texts that a model wrote after
                           prompts of the chosen ones; placebo: after prompts of random ones
+  untuned, pe, pe_sft, popri, one_look, steered
+                          what a small generator writes after prompts of the pool: alternatives to
+                          `chosen`, each with an epsilon of its own, see `generated_texts`
   own                     the training clients' own texts: NOT PRIVATE, the ceiling; `used` tells
                           how many, where they have fewer
+  others                  texts of half of the held-out people, NOT PRIVATE, that no measure reads:
+                          the floor of distances and MAUVE; the audit compares with the other half
 
 and is measured against held-out people:
 
   frechet           distance by MiniLM's embeddings, which the release saw
   hashed            the same by hashed words, which no arm saw
   precision, recall of 5 nearest neighbours by MiniLM's embeddings
+  mauve             of 2,500 texts, by the hidden states of that GPT-2 before it is fine-tuned
+  audit             of `jaxpfl audit --texts`: whether training people have more in common with the
+                    arm's texts than held-out people; `own` must fail it
   bits              of a token of held-out texts under the unigrams of the arm's texts
   accuracy, loss    of a GPT-2 of 0.9 M that was pretrained on Wikipedia's sentences alone, which
                     are not in the pool, and fine-tuned on the arm's texts; in nats of a token
@@ -32,6 +42,7 @@ and is measured against held-out people:
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,34 +50,24 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
+from benchmarks.macro.generated_texts import GENERATORS, generated, small
+from benchmarks.macro.judged_texts import DATA, Judge, audited, of_people
 from jaxpfl.algorithms.chosen_texts import Choice, Evidence, choose, descend
 from jaxpfl.algorithms.chosen_texts.choice import systematic_sample
 from jaxpfl.algorithms.chosen_texts.matching import capped_softmax, weighted_moments
-from jaxpfl.algorithms.frechet import Reference, moments
 from jaxpfl.algorithms.fred import FredPlan, best_mixture, private_moments
 from jaxpfl.algorithms.fred.scores import score
 from jaxpfl.algorithms.popri import synthesise
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
 from jaxpfl.data.selection import at_most
-from jaxpfl.experiments.central.adamw import Training
-from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.published import PublishedModel
-from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedGeneratorConfig
-from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.chosen_corpus.author import settings_of
-from jaxpfl.experiments.systems.synthetic_text.config import DOWNSTREAM
-from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import embedder
-from jaxpfl.text.metrics.baselines import unigram_bits
-from jaxpfl.text.metrics.neighbours import precision_recall
-from jaxpfl.text.metrics.prediction import evaluate
-from jaxpfl.text.tokenisers.base import text_rows
 
-DATA = "$JAXPFL_DATA/"
 CLIENTS = {
     "congress": DATA + "text_congress_record/congress_speeches.jsonl.gz",
     "irc": DATA + "text_irc_ubuntu/ubuntu_irc.jsonl.gz",
@@ -81,15 +82,9 @@ CORPORA = {
     "darwin": DATA + "public_nonfiction/darwin.txt.gz?split=lines",
     "commits": DATA + "text_commits_nova/nova_commits.jsonl.gz",
 }
-PRETRAINED_ON = {"wikisplit": DATA + "public_wikisplit/wiki_sentences.jsonl.gz"}
-CUT, MOST_SPANS, HELD_OUT, TEST_SHARE = "words:20", 5, 2_000, 0.3
+CUT, MOST_SPANS, TEST_SHARE = "words:20", 5, 0.3
 EPSILON, DELTA, SHARE = 7.0, 1e-4, 0.1
-NETWORK = dataclasses.replace(
-    DOWNSTREAM,
-    pretraining=Training(epochs=1, batch_size=32, learning_rate=0.003, weight_decay=0.1),
-)
-FINE_TUNING, TOKENS = Training(epochs=3, batch_size=32, learning_rate=0.001), 40
-MEASURES = ("frechet", "hashed", "bits", "accuracy", "loss", "closed")
+MEASURES = ("frechet", "hashed", "mauve", "accuracy", "loss", "closed", "audit")
 
 
 class Pool(NamedTuple):
@@ -101,6 +96,19 @@ class Pool(NamedTuple):
     hashed_NxD: np.ndarray
 
 
+class Sample(NamedTuple):
+    """The texts of an arm, and their vectors by the measure that reads them."""
+
+    texts: list[str]
+    rows: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, population: Population, rows_M: np.ndarray) -> "Sample":
+        columns = {"frechet": "embedding", "hashed": "hashed"}
+        texts = [population.columns["text"][int(row)].as_py() for row in rows_M]
+        return cls(texts, {name: population.column(c)[rows_M] for name, c in columns.items()})
+
+
 def with_vectors(population: Population, cache: Path, name: str) -> Population:
     """The texts with the columns "embedding" (MiniLM) and "hashed", from the cache if it has it."""
     folder = cache / f"{name}-{population.content[:12]}"
@@ -110,6 +118,12 @@ def with_vectors(population: Population, cache: Path, name: str) -> Population:
         arrays = {column: np.asarray(embedder(kind)(texts)) for column, kind in vectors.items()}
         population.with_columns({"text": population.columns["text"], **arrays}).save(folder)
     return Population.load(folder)
+
+
+def embedded(texts: Sequence[str]) -> dict[str, np.ndarray]:
+    """The texts' vectors by the measure that reads them."""
+    kinds = {"frechet": "minilm", "hashed": "hashed:128"}
+    return {measure: np.asarray(embedder(kind)(texts)) for measure, kind in kinds.items()}
 
 
 def people(name: str, cache: Path) -> tuple[Population, np.ndarray]:
@@ -129,6 +143,20 @@ def people(name: str, cache: Path) -> tuple[Population, np.ndarray]:
     return with_vectors(clients, cache, name), ids
 
 
+def unit_of(name: str) -> str:
+    return "speech" if name == "congress" else "person"
+
+
+def divided(
+    ids: np.ndarray, generator: np.random.Generator, number: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of so many training clients, 0 for all, and of held-out people's, ascending."""
+    order = generator.permutation(np.unique(ids))
+    test = np.isin(ids, order[: round(TEST_SHARE * len(order))])
+    train = generator.permutation(np.flatnonzero(~test))[: number or None]
+    return np.sort(train), np.flatnonzero(test)
+
+
 def pool_of(name: str, cache: Path, of_corpus: int) -> Pool:
     """The corpora but the clients' own."""
     parts = []
@@ -144,52 +172,6 @@ def pool_of(name: str, cache: Path, of_corpus: int) -> Pool:
         np.concatenate([part.column(c) for _, part in parts]) for c in ("embedding", "hashed")
     ]
     return Pool(texts, names_N, *vectors)
-
-
-class Judge:
-    """Measures texts against those of held-out people, DECLARED PUBLIC here."""
-
-    def __init__(self, held_out: Population, cache: Path, seed: int):
-        order_N = np.random.default_rng(1).permutation(held_out.num_examples)[:HELD_OUT]
-        self.references = {
-            measure: Reference(moments(held_out.column(column)[order_N], np.inf))
-            for measure, column in (("frechet", "embedding"), ("hashed", "hashed"))
-        }
-        self.real = held_out.column("embedding")[order_N]
-        models = PublicModels(PRETRAINED_ON, 15_000, 2_048, cache)
-        self.model, self.seed = models.decoder("downstream", NETWORK, 64), seed
-        texts = held_out.columns["text"].to_pylist()
-        self.rows = text_rows(self.model.tokeniser, [texts[i] for i in order_N], TOKENS)
-        self.checkpoint = self._evaluated(self.model.params)
-
-    def _evaluated(self, params: Any) -> dict[str, float]:
-        measured = evaluate(self.model.model, params, self.rows, mesh=data_mesh(16))
-        return {name: measured[name] for name in ("accuracy", "loss")}
-
-    def __call__(self, texts: list[str], rows: dict[str, np.ndarray]) -> dict[str, float]:
-        tokens = text_rows(self.model.tokeniser, texts, TOKENS)
-        fitted = fit(
-            self.model.model,
-            self.model.params,
-            {"tokens": tokens},
-            FINE_TUNING,
-            seed=self.seed,
-            mesh=data_mesh(FINE_TUNING.batch_size),
-        )
-        return {
-            **{
-                measure: reference.distance(moments(rows[measure], np.inf))
-                for measure, reference in self.references.items()
-            },
-            "bits": unigram_bits(_ids(tokens), _ids(self.rows), vocab_size=2_048),
-            **precision_recall(rows["frechet"], self.real)._asdict(),
-            **self._evaluated(fitted.params),
-        }
-
-
-def _ids(rows_NxL: np.ndarray) -> list[np.ndarray]:
-    """The tokens of each row without its padding."""
-    return [row[row >= 0] for row in rows_NxL]
 
 
 def release(train: Population, simulate: int) -> Any:
@@ -238,8 +220,7 @@ def arms(
 def writer_of(name: str, cache: Path) -> Any:
     """A published model, or for "small" the Llama of a million that popri_small pretrains."""
     if name == "small":
-        path = Path(__file__).parents[2] / "configs/popri_small.yaml"
-        writer = StudyModels(load(path, ["--cache", str(cache)])).generator
+        writer = small(cache).generator
     else:
         published = PublishedModel.of(PublishedGeneratorConfig(name, chat=False), "writer")
         writer = published.loaded()
@@ -255,7 +236,7 @@ def with_written(pool: Pool, rows_M: np.ndarray, writer: Any, number: int, seed:
     samples = [pool.texts[row] for row in rows_M]
     texts = synthesise(writer, samples, number, settings, seed=seed)
     new = sorted(set(texts) - set(pool.texts))
-    rows, hashed = (np.asarray(embedder(kind)(new)) for kind in ("minilm", "hashed:128"))
+    rows, hashed = embedded(new).values()
     return Pool(
         pool.texts + new,
         np.append(pool.names_N, np.repeat("written", len(new))),
@@ -286,51 +267,70 @@ def main(
       of_corpus: the most texts of a corpus that are in the pool.
       measured: the arms, beside `own`.
       writer: the model of `pick_write_pick` and `placebo`: smollm2, a folder, or "small".
-      models: where "small" is, or is pretrained to.
+      models: where the small generator is, or is pretrained to.
       cache: of embeddings and of the downstream model.
     """
     everyone, ids = people(clients, cache)
     pool, author = pool_of(clients, cache, of_corpus), writer and writer_of(writer, models)
     for seed in range(repetitions):
         generator = np.random.default_rng(100 + seed)
-        order = generator.permutation(np.unique(ids))
-        test = np.isin(ids, order[: round(TEST_SHARE * len(order))])
-        train = generator.permutation(np.flatnonzero(~test))[: number or None]
-        train, held_out = everyone.select(np.sort(train)), everyone.select(np.flatnonzero(test))
+        train, rest = divided(ids, generator, number)
+        half = np.isin(
+            ids[rest], np.random.default_rng(seed).permutation(np.unique(ids[rest]))[::2]
+        )
+        rows_of = {"train": train, "rest": rest, "half": rest[~half]}
+        sides = {side: of_people(everyone.select(of), ids[of]) for side, of in rows_of.items()}
+        train, held_out = everyone.select(train), everyone.select(rest)
         judge, released = Judge(held_out, cache, seed), release(train, simulate)
+        others = np.flatnonzero(np.repeat(half, held_out.sizes()))
+        unread = judge.unread_M[np.isin(judge.unread_M, others)]
+        public, written = small(models), {}  # Loaded, or pretrained, when it first writes.
+        for arm in filter(GENERATORS.__contains__, measured):
+            options = {"epsilon": EPSILON, "delta": min(DELTA, SHARE / len(train)), "cut": CUT}
+            options |= {"texts": max(texts), "spans": MOST_SPANS, "seed": seed}
+            of_arm, said = generated(arm, train, pool.texts, public, **options)
+            written[arm] = Sample(of_arm, embedded(of_arm)), said
+            print(arm, said, of_arm[:3], flush=True)
         for many in texts:
-            own = generator.permutation(train.num_examples)[:many]
-            own_texts = [train.columns["text"][int(i)].as_py() for i in own]
-            own_rows = {
-                "frechet": train.column("embedding")[own],
-                "hashed": train.column("hashed")[own],
-            }
             common = {
                 "clients": clients,
                 "train": len(train),
-                "unit": "speech" if clients == "congress" else "person",
+                "unit": unit_of(clients),
                 "simulate": simulate,
                 "pool": len(pool.texts),
                 "texts": many,
                 "seed": seed,
             }
-            results = {
-                "checkpoint": (judge.checkpoint, {}),
-                "own": (judge(own_texts, own_rows), {"used": len(own)}),
-            }
             drawn = arms(released, pool.names_N, pool.rows_NxD, many, seed)
             prompts = {"pick_write_pick": drawn["chosen"][0], "placebo": drawn["all"][0]}
-            for arm in measured:
-                of_arm = pool
+            results = {"checkpoint": (judge.checkpoint, {})}
+            for arm in ("own", *measured):
+                of_arm, compared = pool, "rest"
                 if arm in prompts:
                     of_arm = with_written(pool, prompts[arm], author, many, seed)
                     evidence = [Evidence(released, of_arm.rows_NxD)]
                     choice = choose(evidence, of_arm.names_N, many, written="written", seed=seed)
                     said = about(choice) | {"writer": writer, "pool": len(of_arm.texts)}
                     drawn[arm] = choice.rows_M, said
-                rows_M, said = drawn[arm]
-                vectors = {"frechet": of_arm.rows_NxD[rows_M], "hashed": of_arm.hashed_NxD[rows_M]}
-                results[arm] = judge([of_arm.texts[i] for i in rows_M], vectors), said
+                if arm == "own":
+                    own = generator.permutation(train.num_examples)[:many]
+                    sample, said = Sample.of(train, own), {"used": len(own)}
+                elif arm == "others":
+                    # Where the measures have read all, the audit alone is made.
+                    rows, compared = (unread if len(unread) >= many else others)[:many], "half"
+                    sample, said = Sample.of(held_out, rows), {"used": len(rows), "epsilon": None}
+                elif arm in GENERATORS:
+                    sample, said = written[arm]
+                    sample = Sample(
+                        sample.texts[:many], {k: v[:many] for k, v in sample.rows.items()}
+                    )
+                else:
+                    rows_M, said = drawn[arm]
+                    rows = {"frechet": of_arm.rows_NxD[rows_M], "hashed": of_arm.hashed_NxD[rows_M]}
+                    sample = Sample([of_arm.texts[i] for i in rows_M], rows)
+                values = {} if arm == "others" and len(unread) < many else judge(*sample)
+                audit = audited(sample.texts, sides["train"], sides[compared])
+                results[arm] = values | audit, said
             top, bottom = results["checkpoint"][0]["loss"], results["own"][0]["loss"]
             rows = [
                 {
@@ -339,7 +339,11 @@ def main(
                     "epsilon": EPSILON,
                     "noise": released.noise.mean,
                     **values,
-                    "closed": (top - values["loss"]) / (top - bottom),
+                    **(
+                        {"closed": (top - values["loss"]) / (top - bottom)}
+                        if "loss" in values
+                        else {}
+                    ),
                     **said,
                 }
                 for arm, (values, said) in results.items()
