@@ -13,6 +13,7 @@ from jaxpfl import cli
 from jaxpfl.errors import Interrupted
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import build, run_directory
+from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.systems import workspace
 from jaxpfl.federated.release import prepared_query
@@ -64,6 +65,23 @@ def test_a_signal_saves_and_stops(
     assert (out / "private" / "secret.json").exists() == (round is not None)
     carry_out.resume(out, progress=False)
     assert_same(out, straight)
+
+
+@pytest.mark.parametrize(("round", "said"), [(0, "before the first round"), (2, "after round 2")])
+def test_a_signal_while_a_model_is_scored_charges_no_other_round(
+    tiny_config, tmp_path, monkeypatch, round, said
+):
+    real = Observers.observe
+
+    def observe(self, done, metrics, state):
+        if done == round:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(self, done, metrics, state)
+
+    monkeypatch.setattr(Observers, "observe", observe)
+    with pytest.raises(Interrupted, match=said):
+        carry_out.run(config_of(tiny_config), tmp_path / "run", progress=False)
+    assert len(charges_of(tmp_path / "run")) == round
 
 
 @pytest.mark.parametrize("number", NUMBERS)

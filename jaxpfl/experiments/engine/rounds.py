@@ -95,7 +95,7 @@ class Loop:
             if done < algorithm.rounds:
                 releaser = run.releaser(warn=self._warn, done=done)
             goes_on = decide(
-                "the first round", partial(self._before, stack, state, done, releaser), signals[:1]
+                "the first round", partial(self._before, stack, state, done, releaser), signals
             )
             while done < algorithm.rounds and goes_on:
                 assert releaser is not None
@@ -110,9 +110,9 @@ class Loop:
                 goes_on = decide(
                     f"the end of round {done}",
                     partial(self._after, state, metrics, done, failure),
-                    signals[:1],
+                    signals,
                 )
-            fields, leaves, kept = decide("the result", partial(self._end, state, done))
+            fields, leaves, kept = decide("the result", partial(self._end, state, done), signals)
             state = _tree(state, leaves)
             params = None if algorithm.params is None else algorithm.params(state)
             if kept is not None:
@@ -189,8 +189,12 @@ class Loop:
             self._saved = done
         return not stop
 
-    def _end(self, state: Any, done: int) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
+    def _end(
+        self, state: Any, done: int, signals: list[list[int]]
+    ) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
         """The fields of the result, and the leaves of its state and of the parameters it kept."""
+        # Those of the other processes end what follows the run, as this one's own do.
+        signals[0].extend(number for others in signals[1:] for number in others)
         run, observers, cost = self.run, self._observers, self.run.cost
         observers.publish()
         # A finished run deletes its secret, so its last checkpoint must be on the disk first.

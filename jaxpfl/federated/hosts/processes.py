@@ -24,8 +24,9 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -107,6 +108,10 @@ class Group(AbstractContextManager["Group"]):
         self._watch = threading.Thread(target=self._look, name="jaxpfl-watch", daemon=True)
 
     def __enter__(self) -> "Group":
+        numbers = Counter(device.process_index for device in jax.devices())
+        if len(set(numbers.values())) > 1:
+            listed = ", ".join(str(numbers[index]) for index in range(self.size))
+            raise InputError(f"all processes must have as many devices, found {listed} of them")
         if not _UNDER_WAY.acquire(blocking=False):
             raise InputError(
                 "several processes can share one run at a time, and another one is under way in "
@@ -136,6 +141,10 @@ class Group(AbstractContextManager["Group"]):
                 self.decide("its end", lambda: None)
             elif error is not self._shared_error:
                 self._fail(error)
+            else:
+                # What another one saves may take long, and it would take this one for dead.
+                with suppress(BaseException):
+                    self.decide("its end", lambda: None)
         finally:
             Group.current = None
             self._over.set()
@@ -234,7 +243,13 @@ class Group(AbstractContextManager["Group"]):
         return f"{self._name}/{kind}/{number}"
 
     def _get(self, kind: object, number: int) -> str:
-        return mesh.store().blocking_key_value_get(self._key(kind, number), mesh.WAIT_MS)
+        while True:
+            # Between two calls of a second, signals are answered.
+            try:
+                return mesh.store().blocking_key_value_get(self._key(kind, number), 1_000)
+            except jax.errors.JaxRuntimeError as error:
+                if not str(error).startswith("DEADLINE_EXCEEDED"):
+                    raise
 
     def _look(self) -> None:
         """Gives signs of life, looks for those of others, and ends the process if one is gone."""
@@ -297,6 +312,19 @@ def decide(label: str, compute: Callable[..., T], status: Any = None) -> T:
     if Group.current is not None:
         return Group.current.decide(label, compute, status)
     return compute() if status is None else compute([status])
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, process 0 decides without the others, which do not come to these decisions."""
+    if (group := Group.current) is None:
+        yield
+        return
+    group._alone = True
+    try:
+        yield
+    finally:
+        group._alone = False
 
 
 def led(context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:

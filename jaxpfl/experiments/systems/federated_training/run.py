@@ -44,7 +44,7 @@ from jaxpfl.experiments.systems.federated_training.config import CHOSEN
 from jaxpfl.experiments.systems.federated_training.page import SCORES, Scores, page, ranking
 from jaxpfl.experiments.systems.federated_training.study import FRED, VOCABULARY, Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate
-from jaxpfl.federated.hosts.processes import decide
+from jaxpfl.federated.hosts.processes import alone, decide
 from jaxpfl.federated.mesh import leads
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.text.columns import texts_of
@@ -100,8 +100,10 @@ class FederatedTraining:
             result = self._train(self.winner)
         except (BudgetExhausted, Interrupted):
             if leads():
-                self._restate_fred()
-                write_page(directory, page(directory, {}))
+                # By itself: of several processes, the others may be elsewhere.
+                with alone():
+                    self._restate_fred()
+                    write_page(directory, page(directory, {}))
             raise
 
         def recorded() -> dict[str, Any]:
