@@ -159,7 +159,16 @@ class Trained:
                 of_client = np.array(population.client_ids.to_pylist(), np.int64)
                 numbers = np.repeat(of_client, np.diff(population.offsets)).tolist()
         else:
+            if isinstance(rows, Mapping) or hasattr(rows, "columns") or hasattr(rows, "schema"):
+                # Their order need not be that of the features.
+                named_columns = ", ".join(self.fields.get("features", [])) or name
+                raise InputError(
+                    f"rows: expected an array, texts or the path of a table, found columns with "
+                    f"names: give the values of {named_columns}, in this order"
+                )
             where, inputs = "rows", data.columns.as_column("rows", rows)
+            if not len(inputs):
+                raise InputError("rows: there are none")
             numbers = list(range(1, len(inputs) + 1))
         if name == "text":
             if not isinstance(inputs, pa.Array):
@@ -168,6 +177,10 @@ class Trained:
         if isinstance(inputs, pa.Array):
             raise InputError(f"{where}: the model reads {name}, numbers, found texts")
         inputs = np.asarray(inputs)
+        if name == "image" and inputs.dtype.kind in "iu":
+            if ((inputs < 0) | (inputs > 255)).any():
+                raise InputError(f"{where}: pixels must be whole numbers from 0 to 255")
+            inputs = inputs.astype(np.uint8)  # Models scale this type alone.
         with named(where):
             self.model.check_inputs({name: inputs})
         if data.columns.not_finite(inputs):

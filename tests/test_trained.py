@@ -153,6 +153,37 @@ def test_a_decoder_continues_texts(tmp_path):
     assert together == alone
 
 
+def test_columns_with_names_are_refused_in_python(folder):
+    """Their order need not be the features'."""
+    rows = {"b": [0.25], "a": [-1.5]}
+    refusal(lambda: jp.load(folder).predict(rows), "a, b, in this order")
+    refusal(lambda: jp.load(folder).predict(np.zeros((0, 2), np.float32)), "none")
+
+
+def test_a_class_of_ones_own_with_a_name_of_ours_is_not_ours(tmp_path):
+    class MLP(models.MLP):
+        def logits(self, params, x):
+            return -super().logits(params, x)
+
+    model = MLP(features=2, classes=3, hidden=4)
+    Trained(model, model.init(jax.random.key(1))).save(tmp_path / "model")
+    refusal(lambda: jp.load(tmp_path / "model"), "own")
+    rows = np.ones((2, 2), np.float32)
+    loaded = jp.load(tmp_path / "model", own=model)
+    assert np.array_equal(
+        loaded.log_probabilities(rows), Trained(model, loaded.params).log_probabilities(rows)
+    )
+
+
+def test_pixels_of_any_whole_numbers_are_the_same(tmp_path):
+    model = models.CNN("cnn", (8, 8, 1), 2, ((4, True),), 4)
+    trained = Trained(model, model.init(jax.random.key(0)))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1))
+    expected = trained.predict(pixels.astype(np.uint8))
+    assert trained.predict(pixels).equals(expected)
+    refusal(lambda: trained.predict(pixels + 1000), "255")
+
+
 def test_images_and_several_labels(tmp_path):
     model = models.MultiLabelResNet((9, 9, 3), 2, crop=8, width=2, stages=(1,), groups=1)
     params = model.init(jax.random.key(0))

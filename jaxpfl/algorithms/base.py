@@ -104,8 +104,9 @@ def update_query(
 ) -> Query:
     """The query for clients' updates of a model: by default batches of 16, at most 256 examples."""
     cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
-    if optimizer := getattr(client, "optimizer", None):
-        require_optimizer("client", optimizer, cohort.max_steps)
+    if hasattr(client, "optimizer"):
+        own: Any = client
+        require_optimizer("client", own.optimizer, cohort.max_steps)
     return Query(
         "update",
         client,

@@ -14,6 +14,7 @@ texts such as 1.0, 1e+16, nan or <NA>.
 """
 
 import contextlib
+import re
 import unicodedata
 import uuid
 import warnings
@@ -28,6 +29,7 @@ _ROUNDED = r"^\s*([+-]?\d+[.,]0*|[+-]?\d+(\.\d*)?[eE]\+\d+|nan|NaN|NaT|<NA>)\s*$
 _AS_FLOAT = "a number such as 1.0, 1e+16 or nan; of pandas, frame.astype({FIELD: 'Int64'}) helps"
 # White space, and characters that nobody sees.
 _FAULTS = ((r"^[\s\pZ\pC]*$", "an empty string"), (_ROUNDED, _AS_FLOAT))
+_UUID = re.compile("^" + "-".join(f"([0-9a-f]{{{n}}})" for n in (8, 4, 4, 4, 12)) + "$")
 _BLANKS = " \t\r\n\u200b\u2060\ufeff"
 
 
@@ -52,9 +54,8 @@ def as_texts(ids: pa.Array) -> pa.Array:
         beyond = pc.call_function("starts_with", [texts], pc.MatchSubstringOptions("<"))
         return ids if beyond.true_count else texts
     if types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_):
-        is_uuid = types.is_fixed_size_binary(type_) and type_.byte_width == 16
         written = [
-            value and (str(uuid.UUID(bytes=value)) if is_uuid else value.hex())
+            value and (str(uuid.UUID(bytes=value)) if len(value) == 16 else value.hex())
             for value in ids.to_pylist()
         ]
         return pa.array(written, pa.large_string())
@@ -72,17 +73,18 @@ def fault_of(ids: pa.Array) -> tuple[int, str] | None:
 
 
 def hashes(ids: Sequence[str]) -> np.ndarray:
-    """Hashes, int64 [ids], that are equal where ids differ by case, blanks around them or their
-    Unicode normal form alone."""
+    """Hashes, int64 [ids], that are equal where ids differ by case, blanks around them, their
+    Unicode normal form or a UUID's dashes alone."""
     alike = (unicodedata.normalize("NFKC", id_).strip(_BLANKS).casefold() for id_ in ids)
-    return np.fromiter(map(hash, alike), np.int64, len(ids))
+    return np.fromiter((hash(_UUID.sub(r"\1\2\3\4\5", id_)) for id_ in alike), np.int64, len(ids))
 
 
 def warn_of_alike(name: str, hashes_C: np.ndarray) -> None:
     """Warns where clients of a population may be one; its ids are all different."""
     if len(np.unique(hashes_C)) < len(hashes_C):
         warnings.warn(
-            f"{name}: some clients' ids differ only by case, blanks around them or their Unicode "
-            "normal form; one person under several ids is protected less than is stated",
+            f"{name}: some clients' ids differ only by case, blanks around them, their Unicode "
+            "normal form or a UUID's dashes; one person under several ids is protected less than "
+            "is stated",
             stacklevel=3,
         )

@@ -1,6 +1,7 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
-import contextlib
+import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -168,9 +169,14 @@ def _save_model(
     from jaxpfl.trained import Trained
 
     words = None if evaluation is None else evaluation.vocabulary
-    with contextlib.suppress(InputError):
+    try:
         Trained(algorithm.model, result.params, words).save(directory / MODEL)
         with_weights(directory / CERTIFICATE, directory / MODEL)
+    except Exception as error:  # of a model of one's own; the run is finished, and was charged
+        shutil.rmtree(directory / MODEL, ignore_errors=True)
+        if not isinstance(error, InputError):
+            what = f"{type(error).__name__}: {error}"
+            warnings.warn(f"the model cannot be exported later ({what})", stacklevel=2)
 
 
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:

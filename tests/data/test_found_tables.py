@@ -280,20 +280,38 @@ def test_partitions_of_hive_are_fields(tmp_path):
         assert sorted(i for batch in stream.batches for i in batch.client_ids) == sorted(set(users))
 
 
+@pytest.mark.parametrize("name", ["p.csv", "p.jsonl", "p.parquet"])
+def test_a_field_of_a_folder_and_of_its_file_is_refused_without_its_value(tmp_path, name):
+    """The file's own ids would be merged to one."""
+    folder = tmp_path / "hive" / "u=ann@example.org"
+    folder.mkdir(parents=True)
+    frame = pytest.importorskip("pandas").DataFrame({"u": ["bob", "carl"], "x": [1, 2]})
+    text = {
+        "p.csv": frame.to_csv(index=False),
+        "p.jsonl": frame.to_json(orient="records", lines=True),
+    }
+    if name in text:
+        (folder / name).write_text(text[name])
+    else:
+        frame.to_parquet(folder / name)
+    said = refusal(lambda: jp.data.open(f"{tmp_path}/hive?client=u&features=x"), "folder's name")
+    assert "ann@" not in said
+
+
 def test_partitions_of_other_formats_and_without_a_value(tmp_path):
     for user, text in (("a%20b", "x"), ("__HIVE_DEFAULT_PARTITION__", "y"), ("7", "z")):
         folder = tmp_path / f"u={user}" / "day=2020-01-31"
         folder.mkdir(parents=True)
         (folder / "part-0.csv").write_text(f"text\n{text}\n")
     source = f"{tmp_path}?client=u&columns=day"
-    refusal(lambda: jp.data.open(f"{source}&text=text"), "part-0.csv, row 2: 'u' an empty string")
+    refusal(lambda: jp.data.open(f"{source}&text=text"), "file row 2: 'u' an empty string")
     found = jp.data.open(f"{source}&text=text&missing=drop")
     assert sorted(found.client_ids.to_pylist()) == ["7", "a b"]
     assert found.columns["day"].to_pylist() == ["2020-01-31"] * 2
     (tmp_path / "u=7" / "day=2020-01-31" / "part-1.csv").write_text("text\nw\n")
     (tmp_path / "u=1.0").mkdir()
     (tmp_path / "u=1.0" / "part-0.csv").write_text("text\nx\n")
-    refusal(lambda: jp.data.open(f"{tmp_path}?client=u&missing=drop"), "u=1.0 row 2: 'u' 1.0")
+    refusal(lambda: jp.data.open(f"{tmp_path}?client=u&missing=drop"), "file row 2: 'u' 1.0")
 
 
 def test_signs_in_paths_mean_themselves_but_the_star(tmp_path):

@@ -32,6 +32,7 @@ IDS = {
     "fixed binary": (pa.array([b"\xff\0", b"an"], pa.binary(2)), ["ff00", "616e"]),
     "uuid": (pa.array([u.bytes for u in UUIDS], pa.uuid()), list(map(str, UUIDS))),
     "16 bytes": (pa.array([u.bytes for u in UUIDS], pa.binary(16)), list(map(str, UUIDS))),
+    "bytes, 16 of them": (pa.array([u.bytes for u in UUIDS]), list(map(str, UUIDS))),
     "date32": (pa.array(DAYS), ISO),
     "date64": (pa.array(DAYS, pa.date64()), ISO),
     **{

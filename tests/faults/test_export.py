@@ -89,7 +89,7 @@ def test_no_canary_and_no_secret_is_exported(finished, exported, drawn):
     # The secret of the run, at least.
     assert len(secrets) >= 4 + 1
     names = {path.name for path in finished.rglob("private/*")}
-    assert names == {"ledger.jsonl.key", "rounds.jsonl"}
+    assert names == {"begun_in", "ledger.jsonl.key", "rounds.jsonl"}
     private = canaries.CLIENTS | secrets | canaries.of_private_folders(finished)
     canaries.assert_in_none(private, canaries.public_files(exported))
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jaxpfl.checks import fits_memory
 from jaxpfl.data.columns import arrow
 from jaxpfl.data.readers.pixels import pixels_of
 from jaxpfl.errors import InputError
@@ -74,6 +75,8 @@ def _images(encoded: pa.Array) -> np.ndarray:
                 f"an image of the first's height, width and channels, {list(images[0].shape)}",
                 f"one of {list(images[-1].shape)}",
             )
+        if len(images) == 1:
+            fits_memory("its images", 2 * len(encoded) * images[0].nbytes)
     return np.stack(images)
 
 

@@ -139,6 +139,7 @@ class Fields:
         Returns the columns that they are read from: with `nested`, "meta" for "meta.text".
         """
         names, holders = list(names), {}
+        self.require_unstated(source, names)
         for name in self.names:
             holder = name.partition(".")[0] if nested and name not in names else name
             if names.count(holder) != 1:
@@ -149,6 +150,13 @@ class Fields:
             holders[holder] = None
         self.absent.clear()
         return list(holders)
+
+    def require_unstated(self, source: str, names: Iterable[str]) -> None:
+        """Refuses a file that has a field which its folders state of all of its rows."""
+        if self.given and (both := [name for name in names if name in self.given]):
+            raise InputError(
+                f"{source}: field {both[0]!r} is a column and in the folder's name, too"
+            )
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""

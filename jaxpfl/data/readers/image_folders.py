@@ -54,7 +54,7 @@ def read_images(
             hint = f"?classes=NAME,NAME names all of them, found {', '.join(classes) or 'none'}"
             raise InputError(f"{where}: expected CLIENT/IMAGE, or CLIENT/CLASS/IMAGE: {hint}")
         scaled = checks.non_negative_int("size", size)
-        pixels = pixels_of(where, file, scaled, channels, file.name)
+        pixels = pixels_of(where, file, scaled, channels)
         if not number:
             checks.fits_memory(f"{folder}: its images", int(offsets[-1]) * pixels.nbytes)
             images = np.empty((offsets[-1], *pixels.shape), np.uint8)

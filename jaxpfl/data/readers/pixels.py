@@ -17,13 +17,11 @@ _GREY, _COLOUR = ("1", "L", "LA", "La"), ("P", "RGB", "RGBX", "CMYK", "YCbCr", "
 _ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 
 
-def pixels_of(
-    where: str, file: Path | IO[bytes], size: int = 0, channels: int = 0, name: str = "it"
-) -> np.ndarray:
+def pixels_of(where: str, file: Path | IO[bytes], size: int = 0, channels: int = 0) -> np.ndarray:
     """The pixels of an image, uint8 [height, width, channels].
 
     Args:
-      where, name: begin and end the errors.
+      where: begins the errors, which do not have the name of a file.
       size: height and width that it is scaled to; 0: its own.
       channels: 1 for grey, 3 for colour; 0: its own.
     """
@@ -35,7 +33,7 @@ def pixels_of(
     # Pillow raises errors of many kinds, which may quote what is in the file.
     except Exception:
         raise CorruptFile(
-            f"{where}: truncated, damaged, too large or no image, {name}, expected one of "
+            f"{where}: truncated, damaged, too large or no image, expected one of "
             f"{', '.join(FORMATS)}"
         ) from None
     # Pillow would set what is above 255 to 255. Old ones call 16 bits of a PNG file I.
@@ -43,7 +41,7 @@ def pixels_of(
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
     if upright.mode not in _GREY + _COLOUR + _ALPHA:
         mode = f"Pillow's mode {upright.mode}"
-        raise InputError(f"{where}: expected pixels of 8 or 16 bits, found {mode} in {name}")
+        raise InputError(f"{where}: expected pixels of 8 or 16 bits, found {mode}")
     grey = channels == 1 or (not channels and upright.mode in _GREY)
     made: Any = upright
     if upright.mode in _ALPHA or "transparency" in upright.info:

@@ -61,7 +61,7 @@ def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> It
 
     `encoding` is that of files of text; None: UTF-8, or UTF-16 with a byte order mark.
     """
-    for file in files_of(path):
+    for number, file in enumerate(files_of(path), 1):
         parts = (part.partition("=") for part in _below(file, path)[:-1])
         stated = {unquote(name): unquote(value) for name, is_stated, value in parts if is_stated}
         fields.begin({name: "" if value == _NO_VALUE else value for name, value in stated.items()})
@@ -70,7 +70,14 @@ def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> It
         if read is None:
             endings = ", ".join(ENDINGS)
             raise InputError(f"{file}: expected a table, a name ending in {endings}")
-        yield from read(file, fields, encoding)
+        try:
+            yield from read(file, fields, encoding)
+        except InputError as error:
+            if not stated:
+                raise
+            # A folder's name may be a client's id.
+            message = str(error).replace(str(file), f"{path}, file {number}")
+            raise type(error)(message) from None
 
 
 def files_of(path: Path) -> list[Path]:

@@ -77,6 +77,7 @@ def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows
 def _json_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) -> Iterator[_Row]:
     is_array = cast(Any, file).peek(64).lstrip(_BEFORE).startswith(b"[")
     for number, row, size in (_elements if is_array else _objects)(path, file, encoding):
+        fields.require_unstated(str(path), row)
         values = fields.values(row)
         if ABSENT in values:
             for name, value in zip(fields.names, values, strict=True):

@@ -28,6 +28,13 @@ def require_optimizer(name: str, value: object, steps: int = 0) -> None:
     """
     hint = "an optimiser of optax, such as optax.sgd(0.1)"
     optimizer = checks.instance(name, value, optax.GradientTransformation, hint)
+    # Also where a program is being traced, such as a dry run's.
+    with jax.ensure_compile_time_eval():
+        _require_usable(name, optimizer, steps)
+
+
+@functools.lru_cache(256)
+def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: int) -> None:
     params = {"w": jnp.ones(1)}
     step = jax.jit(lambda state: updated(optimizer, params, state, params))
     try:

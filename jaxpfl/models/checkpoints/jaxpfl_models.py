@@ -41,10 +41,9 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
 
     `load` gives the parameters back bit by bit.
     """
-    architecture = type(model).__name__
-    if architecture not in _ARCHITECTURES:
-        # A class of one's own, whose functions are in no file, either.
-        architecture = _OWN
+    # A class of one's own may have a name of ours, and its functions are in no file, either.
+    classes = {class_: name for name, class_ in _ARCHITECTURES.items()}
+    architecture = classes.get(type(model), _OWN)
     leaves = model_files.check_parameters(model, params, ("float32",))
     settings = {
         field.name: getattr(model, field.name)

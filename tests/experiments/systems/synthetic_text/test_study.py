@@ -214,7 +214,7 @@ def test_every_number_says_what_it_is_of_and_nothing_private_is_written(finished
     assert "recovery" not in json.dumps(record) and "seconds" not in json.dumps(record)
     for folder in out.rglob("private"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    kept = {"ledger.jsonl.key", "leakage.json", "leakage.html"}
+    kept = {"begun_in", "ledger.jsonl.key", "leakage.json", "leakage.html"}
     assert {path.name for path in (out / "private").glob("*")} <= kept
 
 
