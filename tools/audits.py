@@ -83,6 +83,12 @@ ALSO = {
 }
 DELTA = 1e-4
 """Of what is in no config."""
+_COST: dict[str, Any] = {"epsilon": 4.0, "delta": DELTA}
+# Options of `jaxpfl synthesize` that change what is released.
+SYNTHESIZE = (
+    ("label", "moments of four labels", {**_COST, "labels": 4}),
+    ("embedder", "moments of two embedders and a judge", {**_COST, "shares": (0.45, 0.45, 0.1)}),
+)
 
 Play = Callable[[int], Played]
 
@@ -113,9 +119,9 @@ def audits() -> Iterator[Audit]:
             for release, each in described.releases.items():
                 if each.guarantee.private:
                     yield _of_release(system, release, each)
-    plan = FredPlan.calibrated(epsilon=4.0, delta=DELTA, labels=4)
-    moments = PlannedRelease.of_moments(plan, 9_000)
-    yield _of_release("synthesize --label", "moments of four labels", moments)
+    for option, release, settings in SYNTHESIZE:
+        moments = PlannedRelease.of_moments(FredPlan.calibrated(**settings), 9_000)
+        yield _of_release(f"synthesize --{option}", release, moments)
     yield Audit("jp.secure_release", "discrete_gaussian", _secure(), {"rounds": 1, "planned": 1})
 
 

@@ -234,7 +234,7 @@ def with_written(pool: Pool, rows_M: np.ndarray, writer: Any, number: int, seed:
     most = writer.model.config.positions - settings.new_tokens - 1
     settings = dataclasses.replace(settings, prompt_tokens=min(settings.prompt_tokens, most))
     samples = [pool.texts[row] for row in rows_M]
-    texts = synthesise(writer, samples, number, settings, seed=seed)
+    texts, _ = synthesise(writer, samples, number, settings, seed=seed)
     new = sorted(set(texts) - set(pool.texts))
     rows, hashed = embedded(new).values()
     return Pool(

@@ -4,7 +4,8 @@ Canaries of federated training have the model of an audit, and keep their client
 candidates' scores have the worst neighbours: a client with one thing that nobody else has, and one
 with embeddings of zero, which contribute nothing. Canary i has the unit vector i as its embedding,
 so that there are as many dimensions as canaries. Of several labels, canary i has label i modulo
-their number, and is looked for in the moments of its own.
+their number, and is looked for in the moments of its own; of several embeddings it has the unit
+vector in all, and is looked for in all by their shares.
 
 | question          | canary i moves this number, and so far                         | read off   |
 |-------------------|----------------------------------------------------------------|------------|
@@ -89,29 +90,36 @@ class MomentCanaries:
         if fred_plan.population is not None:
             fred_plan = dataclasses.replace(fred_plan, population=units)
         self.plan, self.plans, self.canaries = fred_plan, plans, canaries
-        self.queries = fred(fred_plan, units=units, dimension=canaries).queries
+        self.columns = ["embedding", *map(str, range(1, len(fred_plan.shares)))]
+        dimensions = dict.fromkeys(self.columns, canaries)
+        self.queries = fred(fred_plan, units=units, dimension=dimensions).queries
 
     def clients(self, present_M: np.ndarray) -> Population:
         length, units = LENGTH * self.plan.clip_norm, self.plans[0].population
         clients = _holding(length * present_M, units, 1)
         label_N = np.arange(units, dtype=np.int32) % self.plan.labels
-        return clients.with_columns({**clients.columns, "label": label_N})
+        columns = dict.fromkeys(self.columns, clients.columns["embedding"])
+        return clients.with_columns({**columns, "label": label_N})
 
     def ask(
         self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
     ) -> Shown:
         del round, clip  # one round, with a constant clip norm
         query = self.queries[number]
-        labels = () if self.plan.labels == 1 else (self.plan.labels,)
+        labels, shares = () if self.plan.labels == 1 else (self.plan.labels,), self.plan.shares
         origin = jnp.zeros((*labels, self.canaries), jnp.float32)
-        value = np.asarray(release(query, origin).value, np.float64)
+        value = release(query, (origin,) * len(shares) if len(shares) > 1 else origin).value
         if query.label == "count":
             return Shown(None)
-        value_Kx = value if labels else value[None]
-        if query.label == "second":
-            value_Kx = np.stack([np.diagonal(from_half(half, self.canaries)) for half in value_Kx])
-        own_M = np.arange(self.canaries)
-        return Shown(value_Kx[own_M % self.plan.labels, own_M] / query.plan.clip_norm)
+        values, own_M = value if len(shares) > 1 else (value,), np.arange(self.canaries)
+        shown_M = np.zeros(self.canaries)
+        for share, value in zip(shares, values, strict=True):
+            value_Kx = np.asarray(value, np.float64) if labels else np.asarray(value)[None]
+            if query.label == "second":
+                diagonals = [np.diagonal(from_half(half, self.canaries)) for half in value_Kx]
+                value_Kx = np.stack(diagonals)
+            shown_M += math.sqrt(share) * value_Kx[own_M % self.plan.labels, own_M]
+        return Shown(shown_M / query.plan.clip_norm)
 
 
 class ScoreCanaries:

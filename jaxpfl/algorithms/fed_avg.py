@@ -131,7 +131,7 @@ def fed_avg(
 def _is_no_client(value: Any) -> bool:
     """Whether it is no client function: neither steps nor callable, a class, or one of optax."""
     callables = isinstance(value, Stepping) or callable(value)
-    return not callables or isinstance(value, type) or value.__module__.startswith("optax")
+    return not callables or isinstance(value, type) or str(value.__module__).startswith("optax")
 
 
 def _whole(params: Any, change: Any) -> Any:

@@ -266,7 +266,7 @@ def respond(
 
     A text is whole if the model ended it and nothing was cut off.
     """
-    raw, ended_KxJ = writer.write(
+    raw, ended_KxJ, _ = writer.write(
         prompts, key, decoding=settings.decoding, responses=settings.responses, progress=progress
     )
     clean = [settings.format.response(text) for row in raw for text in row]
@@ -355,17 +355,19 @@ def synthesise(
     seed: int,
     part: int = 0,
     progress: bool = False,
-) -> list[str]:
+) -> tuple[list[str], int]:
     """Returns a synthetic corpus: the text for each of `number` new prompts, unless it is empty.
 
-    Every `part`, 0, 1, 2, ..., has its own prompts and its own random draws.
+    And how many of the prompts a server refused. Every `part`, 0, 1, 2, ..., has its own prompts
+    and its own random draws.
     """
     # Rounds count from 1, so no round has used these prompts.
     prompts = prompts_of(writer, samples, number, settings, seed, -part)
     key = PublicDraws("popri", seed).key("corpus", part)
     raw = writer.write(prompts, key, decoding=settings.decoding, progress=progress)
     clean = [settings.format.response(text) for (text,) in raw.texts]
-    return [text for text in writer.pieces(clean, settings.response_tokens) if text]
+    texts = [text for text in writer.pieces(clean, settings.response_tokens) if text]
+    return texts, raw.refused
 
 
 def _flat(state: PopriState, record: Mapping[str, Any]) -> Arrays:

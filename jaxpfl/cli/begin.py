@@ -109,8 +109,11 @@ def add_synthesize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, help=delta)
     texts = "how many are chosen (default: 1000)"
     parser.add_argument("--texts", type=int, metavar="N", default=1_000, help=texts)
-    embedder = "hashed, minilm, ... (default: minilm where its weights are at hand, else hashed)"
-    parser.add_argument("--embedder", metavar="NAME", help=embedder)
+    embedder = "hashed, minilm, ...; several share the release (default: minilm where its weights "
+    embedder += "are at hand, else hashed)"
+    parser.add_argument("--embedder", metavar="NAME", nargs="+", help=embedder)
+    judge = "an embedder with a tenth of the release, which only reports how near the texts are"
+    parser.add_argument("--judge", metavar="NAME", help=judge)
     cut = "how all texts are cut: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
     writer = "smollm2, another published model or ADDRESS#MODEL: continues chosen texts, after "
@@ -137,8 +140,10 @@ def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any
             "private, so that they must be a public list"
         )
     columns = {"client": arguments.client, "text": arguments.text, "columns": arguments.label}
-    names = ("epsilon", "delta", "texts", "embedder", "cut", "writer", "ledger")
+    names = ("epsilon", "delta", "texts", "embedder", "judge", "cut", "writer", "ledger")
     given = {name: getattr(arguments, name) for name in names}
+    if arguments.embedder is not None and len(arguments.embedder) == 1:
+        (given["embedder"],) = arguments.embedder
     if arguments.label is not None:
         labels = [label.strip() for label in arguments.labels.split(",")]
         given["labels"] = (arguments.label, labels)

@@ -22,6 +22,8 @@ from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.printable import template
 
+_PLAIN = {"texts": 1_000, "judge": None, "cut": "messages"}
+
 
 def config_of(
     clients: str,
@@ -29,17 +31,18 @@ def config_of(
     *,
     epsilon: float = 4.0,
     delta: float | None = None,
-    texts: int = 1_000,
-    embedder: str | None = None,
-    cut: str = "messages",
+    embedder: str | Sequence[str] | None = None,
     writer: str | None = None,
     ledger: str | Path | None = None,
     labels: tuple[str, Sequence[str]] | None = None,
+    **plain: Any,
 ) -> str:
-    """A config, as YAML with comments; arguments as of `synthesize`.
+    """A config, as YAML with comments; arguments as of `synthesize`, also `texts`, `judge`, `cut`.
 
     Where no delta is given, all of the table is read, to count its clients.
     """
+    if unknown := plain.keys() - _PLAIN.keys():
+        raise TypeError(f"synthesize has no argument {min(unknown)!r}")
     sources = [source for given in public for source in corpora_in(given)]
     number = len(open_population(clients)) if delta is None else None
     if number == 0:
@@ -52,9 +55,8 @@ def config_of(
         epsilon=epsilon,
         delta=delta if number is None else usual_delta(number),
         ledger=json.dumps(None if ledger is None else str(ledger)),
-        texts=texts,
         embedder=json.dumps(embedder or ("hashed" if hub.at_hand("minilm") is None else "minilm")),
-        cut=json.dumps(cut),
+        **{name: json.dumps(value) for name, value in (_PLAIN | plain).items()},
         writer=json.dumps(None if writer is None else {"generator": _generator(writer)}),
         labels=labels and json.dumps({"column": labels[0], "names": list(labels[1])}),
     )
@@ -97,7 +99,10 @@ def synthesize(
       settings: these arguments of `config_of`:
       delta: None: the largest power of ten that is at most 0.1 / the number of clients.
       texts: how many are chosen.
-      embedder: None: minilm where its weights are at hand, else hashed.
+      embedder: one or several, which share the release. None: minilm where its weights are at
+        hand, else hashed.
+      judge: a further one, with a tenth of the release, which decides nothing: how near the texts
+        are by it is reported.
       cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
       writer: the language model that continues chosen texts, after which all are chosen anew:
         smollm2, a folder, a name on the Hugging Face hub, or ADDRESS#MODEL of an OpenAI-compatible

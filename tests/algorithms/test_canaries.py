@@ -65,10 +65,11 @@ def test_the_coordinate_of_a_score_or_vote_shows_who_is_in(kind, clip_norm):
     assert_shows(Game((plan(clip_norm=clip_norm),), CANARIES, questions=questions))
 
 
-@pytest.mark.parametrize("labels", [1, 3])
-def test_the_moments_show_who_is_in(labels):
+@pytest.mark.parametrize(("labels", "shares"), [(1, (1.0,)), (3, (1.0,)), (3, (0.7, 0.3))])
+def test_the_moments_show_who_is_in(labels, shares):
     """The sum and the second moment, and not the count; of labels those of each canary's own."""
-    fred_plan = FredPlan((1e-3, 1e-3, 1e-3), 1e-3, clip_norm=0.5, labels=labels)
+    settings = {"clip_norm": 0.5, "labels": labels, "shares": shares}
+    fred_plan = FredPlan((1e-3, 1e-3, 1e-3), 1e-3, **settings)
     questions = partial(MomentCanaries, fred_plan)
     assert_shows(Game(fred_plan.plans(8), CANARIES, questions=questions))
 

@@ -133,17 +133,6 @@ def test_released_moments_survive_a_file(tmp_path):
     assert (again.noise, again.moments.count) == (found.noise, found.moments.count)
 
 
-def test_two_queries_of_a_divided_plan_cost_what_the_plan_costs():
-    """The second one, of another embedding, releases no count, and has noise by its share."""
-    plan = plan_of(epsilon=2.0)
-    first, second = plan.divided(0.2)
-    assert math.hypot(first.mu, second.mu) == pytest.approx(plan.mu, rel=1e-12)
-    assert second.multipliers[1] == pytest.approx(2 * first.multipliers[1], rel=1e-12)
-    assert first.multipliers[0] == plan.multipliers[0]
-    labels = [query.label for query in fred(second, units=30, dimension=4, column="judge").queries]
-    assert labels == ["judge sum", "judge second"]
-
-
 BAD_PLANS = {
     **{lambda bad=bad: plan_of(**bad): next(iter(bad)) for bad in (
         dict(epsilon=0.0), dict(epsilon=math.nan), dict(delta=0.0), dict(delta=1.0),
@@ -153,7 +142,6 @@ BAD_PLANS = {
     lambda: dataclasses.replace(plan_of(), multipliers=(1.0, 0.0, 1.0)): "multiplier",
     lambda: dataclasses.replace(plan_of(), population=50): "declared",
     lambda: dataclasses.replace(FredPlan.without_privacy(), multipliers=(1.0,) * 3): "no noise",
-    lambda: plan_of().divided(1.0): "share",
 }  # fmt: skip
 
 
@@ -171,7 +159,7 @@ def test_data_that_does_not_fit_the_plan_is_refused_without_a_private_number(tmp
     for held, plan, word in (
         (population, plan_of(population=36), "another number"),
         (population, plan_of(delta=0.05, epsilon=1.0), "delta must be below"),
-        (population, plan_of().divided(0.5)[1], "the count"),
+        (population, plan_of(shares=(0.5, 0.5)), "several"),
         (text, plan_of(delta=1e-6), "embedding"),
         (whole, plan_of(), "floats"),
     ):

@@ -277,7 +277,7 @@ def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flip
 
 def like_clients(writer) -> float:
     """Share of the letters written that are the clients'."""
-    joined = "".join(synthesise(writer, NEAR + FAR, 200, SETTINGS, seed=5))
+    joined = "".join(synthesise(writer, NEAR + FAR, 200, SETTINGS, seed=5)[0])
     ours, others = (sum(joined.count(c) for c in letters) for letters in ("ab", "yz"))
     return ours / (ours + others)
 

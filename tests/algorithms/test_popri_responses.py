@@ -203,13 +203,13 @@ def test_prompts_keep_their_last_tokens_and_never_grow(generator):
 
 
 def test_the_corpus_has_prompts_of_its_own_and_no_empty_texts(generator):
-    found = synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=0)
-    assert found == synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=0)
-    assert found != synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=1)
+    found, _ = synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=0)
+    assert found == synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=0)[0]
+    assert found != synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=1)[0]
     assert 0 < len(found) <= 24
     assert all(found)
     raw = Raw(["\n"])
-    assert synthesise(raw, NEAR, 3, SETTINGS, seed=0) == []
+    assert synthesise(raw, NEAR, 3, SETTINGS, seed=0) == ([], 0)
     rounds = [SETTINGS.format.prompts(NEAR, 3, seed=0, round=r) for r in (1, 2, 3)]
     assert raw.asked["prompts"] not in rounds
 

@@ -75,6 +75,7 @@ class Choice:
         clients of the best mixture, of the weights and of the drawn texts, by the half of the
         release that decided; summed over the embedders. Where noise hides much, all three are too
         small, and may be below 0: only their differences mean something.
+      judged: the same three by the judge's release, which decided nothing; () without a judge.
     """
 
     rows_M: np.ndarray = field(repr=False)
@@ -85,6 +86,7 @@ class Choice:
     mixture_distance: float
     distance: float
     drawn_distance: float
+    judged: tuple[float, ...] = ()
 
 
 def choose(
@@ -92,6 +94,7 @@ def choose(
     corpora_N: np.ndarray,
     texts: int,
     *,
+    judge: Evidence | None = None,
     written: str = "",
     seed: int = 0,
     progress: bool = False,
@@ -100,8 +103,9 @@ def choose(
 
     Args:
       evidence: of each embedder, for the same N texts in the same order. Several ones are parts of
-        one joint release, as `FredPlan.divided` makes them; the first one decides the mixture.
+        one joint release (`FredPlan.shares`); the first one decides the mixture.
       corpora_N: the name of each text's corpus.
+      judge: of a further embedder, which is in no objective and decides nothing.
       written: the corpus among them that follows from this release, and is no part of the mixture.
       seed: of the thinning and of the drawing; public.
 
@@ -113,14 +117,18 @@ def choose(
         raise InputError(
             f"texts must be positive and below the pool's {len(names_N):,}, found {texts:,}"
         )
-    for released, rows_NxD in evidence:
+    judges = [] if judge is None else [judge]
+    for released, rows_NxD in [*evidence, *judges]:
         expected = (len(names_N), released.moments.dimension)
         if np.shape(rows_NxD) != expected:
             raise InputError(
                 f"embeddings must be float {list(expected)}, a row for each text of the pool, "
                 f"found {list(np.shape(rows_NxD))}"
             )
-    evidence = [Evidence(r, clipped(x_NxD, r.plan.clip_norm)) for r, x_NxD in evidence]
+    evidence, judges = (
+        [Evidence(r, clipped(x_NxD, r.plan.clip_norm)) for r, x_NxD in given]
+        for given in (evidence, judges)
+    )
     generator, cap = np.random.default_rng(seed), (1 - 1e-9) / texts
     halves = [_halves(released, generator) for released, _ in evidence]
     fitted = [Evidence(h[0], e.embeddings_NxD) for h, e in zip(halves, evidence, strict=True)]
@@ -145,6 +153,7 @@ def choose(
     shares = {str(name): float(weights_N[names_N == name].sum()) for name in np.unique(names_N)}
     final = {_MIXTURE: _capped(mixture_N, cap), "chosen": weights_N, "drawn": drawn_N}
     distances, _ = _compared(other, final)
+    judged, _ = _compared(judges, final)
     return Choice(
         rows_M=rows_M,
         weights_N=weights_N,
@@ -154,6 +163,7 @@ def choose(
         mixture_distance=distances[_MIXTURE],
         distance=distances["chosen"],
         drawn_distance=distances["drawn"],
+        judged=tuple(judged.values()) if judges else (),
     )
 
 

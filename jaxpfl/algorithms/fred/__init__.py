@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxpfl.algorithms.fred.query import FredState as FredState
     from jaxpfl.algorithms.fred.query import MomentNoise as MomentNoise
     from jaxpfl.algorithms.fred.query import PrivateMoments as PrivateMoments
+    from jaxpfl.algorithms.fred.query import by_embedding as by_embedding
     from jaxpfl.algorithms.fred.query import by_label as by_label
     from jaxpfl.algorithms.fred.query import fred as fred
     from jaxpfl.algorithms.fred.query import moments as moments

@@ -17,7 +17,7 @@ import math
 from typing import Any, Self
 
 from jaxpfl import checks
-from jaxpfl.checked import Checked, Positive, PositiveInt
+from jaxpfl.checked import Checked, Positive, PositiveFraction, PositiveInt
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, LabelledMoment, Moment
@@ -45,8 +45,7 @@ class FredPlan(Checked):
 
     Attributes:
       multipliers: noise multipliers of count, mean and covariance. The count's is infinite where
-        it is not released: where `population` is declared public, and in a second query of the same
-        units, see `divided`.
+        it is not released: where `population` is declared public.
       clip_norm: c, the largest L2 norm of an embedding and of a centred embedding.
       unit: what the guarantee protects: a whole "client", or one "example" as in the paper.
       max_examples: k, the largest number of examples that a client uses where the unit is the
@@ -57,6 +56,9 @@ class FredPlan(Checked):
         (`LabelledMoment`). A unit's contribution to all of them is one vector, whose sensitivities
         are those of one label: the labels share one release. How many units each has, a client
         counting by the share of its examples, is private and released.
+      shares: of how many embeddings of the same examples the moments are released, and which share
+        of mu^2 each has of mean and covariance. All are one contribution, whose sensitivities are
+        those of one embedding (`JointMoment`); the unit is then the client.
       noise: "independent" or, where the unit is the client, "exact" (`privacy.exact_noise`).
       private: False only for plans made by `without_privacy`.
       stated: the epsilon that the paper states for a plan of `as_printed`; None for other plans.
@@ -71,6 +73,7 @@ class FredPlan(Checked):
     max_examples: PositiveInt = 64
     population: PositiveInt | None = None
     labels: PositiveInt = 1
+    shares: tuple[PositiveFraction, ...] = (1.0,)
     noise: NoiseKind = "independent"
     private: bool = True
     stated: float | None = None
@@ -79,6 +82,8 @@ class FredPlan(Checked):
     def check_fields(self) -> None:
         if not 1e-6 <= self.clip_norm <= 1e6:
             raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
+        if not math.isclose(sum(self.shares), 1, abs_tol=1e-9):
+            raise InputError(f"shares must sum to 1, found {list(self.shares)}")
         if self.labels > 1 and self.population is not None:
             raise InputError("population must be None with labels, whose counts are released")
         if not self.private:
@@ -95,7 +100,7 @@ class FredPlan(Checked):
                 f"public, found {self.multipliers[0]:g} with population = {self.population}"
             )
         for name, multiplier in zip(names, self.multipliers, strict=True):
-            if name != "count" or not math.isinf(multiplier):
+            if name != "count" or not declared:
                 checks.positive(f"the noise multiplier of the {name}", multiplier)
         checks.open_fraction("delta", self.delta)
         if self.population is not None and self.delta >= 1 / self.population:
@@ -189,20 +194,19 @@ class FredPlan(Checked):
             simulates=LargerPopulation(larger, larger, self.delta),
         )
 
-    def divided(self, share: float) -> tuple[Self, Self]:
-        """Two queries of the same units, of different embeddings, that together cost as much.
-
-        The second receives this share of mu^2 of mean and covariance. It releases no count: it uses
-        the first one's.
-        """
-        checks.open_fraction("share", share)
+    @property
+    def parts(self) -> list[Self]:
+        """The plan of each embedding alone, whose noise is that of its part of the release."""
         count, *others = self.multipliers
-        first = (count, *(z / math.sqrt(1 - share) for z in others))
-        second = (math.inf if self.private else 0.0, *(z / math.sqrt(share) for z in others))
-        replaced = dataclasses.replace
-        return replaced(self, multipliers=first), replaced(self, multipliers=second)
+        return [
+            dataclasses.replace(
+                self, multipliers=(count, *(z / math.sqrt(share) for z in others)), shares=(1.0,)
+            )
+            for share in self.shares
+        ]
 
     def client_fn(self, moment: Moment) -> ClientMoment | LabelledMoment:
+        """What a client computes of one embedding."""
         average, isometric = self.unit == "client", self.stated is None
         of_one = ClientMoment(moment, self.clip_norm, average=average, isometric=isometric)
         return of_one if self.labels == 1 else LabelledMoment(of_one, self.labels)

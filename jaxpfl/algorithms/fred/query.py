@@ -19,9 +19,9 @@ over them. The query is charged once; its answer scores any number of corpora an
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import CorruptFile, InputError, named
-from jaxpfl.federated.clients.moments import Moment, from_half, half_shape
+from jaxpfl.federated.clients.moments import JointMoment, Moment, from_half, half_shape
 from jaxpfl.federated.hosts import shared_rounds
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
@@ -121,28 +121,27 @@ class FredState(NamedTuple):
       sum_D: sum of the clipped embeddings, float32 [d].
       half: half of the symmetric second moment about the released mean, float32 `half_shape(d)`.
 
-    Those of several labels have one more axis, the first.
+    Those of several labels have one more axis, the first. Of several embeddings, sums and halves
+    are tuples.
     """
 
     count: jax.Array
-    sum_D: jax.Array
-    half: jax.Array
+    sum_D: Any
+    half: Any
 
 
-def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding") -> Algorithm:
+def fred(plan: FredPlan, *, units: int, dimension: int | Mapping[str, int]) -> Algorithm:
     """Returns the query of the moments as an algorithm of one round; its state is `FredState`.
 
     `moments` computes the released moments from the final state, and `fred.scores` the candidates'
     distances.
 
     Args:
-      plan: what is released and at which noise. Where it neither releases nor declares the count,
-        the state before the round has it.
+      plan: what is released and at which noise.
       units: the number of clients, or of examples where the example is the unit.
-      dimension: d, the dimension of an embedding.
-      column: of the population, float [examples, d]: `text.embed.embed` adds "embedding". Queries
-        of another one are named after it. A plan of several labels also reads the column "label",
-        whole numbers from 0.
+      dimension: d, of the population's column "embedding", float [examples, d], which
+        `text.embed.embed` adds; or of several columns by name, in the order of the plan's shares.
+        A plan of several labels also reads the column "label", whole numbers from 0.
 
     Raises:
       InputError: the plan declares another number of units, or its delta is too large for them.
@@ -158,26 +157,39 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
             f"delta must be below 1 / (number of {plan.unit}s in the data), which the plan's delta "
             f"of {plan.delta:g} is not: choose a smaller delta"
         )
+    dimensions = {"embedding": dimension} if isinstance(dimension, int) else dict(dimension)
+    if len(dimensions) != len(plan.shares):
+        raise InputError(
+            f"the plan has shares of {len(plan.shares)} embeddings, found {len(dimensions)} columns"
+        )
     queries = tuple(
-        _query(plan, moment, released, column)
+        _query(plan, moment, released, tuple(dimensions))
         for moment, released in zip(plan.moments, plan.plans(units), strict=True)
     )
     of = dict(zip(plan.moments, queries, strict=True))
+    labels, joint = () if plan.labels == 1 else (plan.labels,), len(dimensions) > 1
 
-    labels = () if plan.labels == 1 else (plan.labels,)
+    def zeros(shape: Callable[[int], tuple[int, ...]]) -> Any:
+        parts = [jnp.zeros((*labels, *shape(d)), jnp.float32) for d in dimensions.values()]
+        return tuple(parts) if joint else parts[0]
+
+    def unscaled(value: Any) -> Any:
+        if not joint:
+            return value
+        return tuple(part / math.sqrt(s) for part, s in zip(value, plan.shares, strict=True))
 
     def init(key):
-        shapes = (labels, (*labels, dimension), (*labels, *half_shape(dimension)))
-        return FredState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
+        count = jnp.zeros(labels, jnp.float32)
+        return FredState(count, zeros(lambda d: (d,)), zeros(half_shape))
 
     def step(state, release, round):
-        origin_D = jnp.zeros((*labels, dimension), jnp.float32)
-        count = state.count if plan.population is None else jnp.float32(plan.population)
+        origin = zeros(lambda d: (d,))
+        count = jnp.float32(plan.population or 0)
         if "count" in of:
-            count = release(of["count"], origin_D).value
-        state = FredState(count, release(of["sum"], origin_D).value, state.half)
-        centre_D = jnp.asarray(_mean(plan, state)[1], jnp.float32)
-        return state._replace(half=release(of["second"], centre_D).value), {}
+            count = release(of["count"], origin).value
+        sums = unscaled(release(of["sum"], origin).value)
+        centre = jax.tree.map(lambda s: jnp.asarray(_mean(plan, count, s)[1], jnp.float32), sums)
+        return FredState(count, sums, unscaled(release(of["second"], centre).value)), {}
 
     return Algorithm(LABEL, init, step, queries)
 
@@ -185,9 +197,9 @@ def fred(plan: FredPlan, *, units: int, dimension: int, column: str = "embedding
 def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     """Returns the released moments from the final state: post-processing, which costs nothing.
 
-    `by_label` parts a state of several labels.
+    `by_embedding` and `by_label` part a state of several.
     """
-    number, mean_D = _mean(plan, state)
+    number, mean_D = _mean(plan, state.count, state.sum_D)
     count = float(number)
     dimension, isometric = len(mean_D), plan.stated is None
     covariance_DxD = from_half(np.asarray(state.half), dimension, isometric) / count
@@ -203,15 +215,23 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     return PrivateMoments(Moments(count, mean_D, covariance_DxD), noise, plan)
 
 
+def by_embedding(plan: FredPlan, state: FredState) -> list[tuple[FredPlan, FredState]]:
+    """The sums of each embedding, and its part of the plan; of one, both as they are."""
+    if len(plan.shares) == 1:
+        return [(plan, state)]
+    sums = zip(state.sum_D, state.half, strict=True)
+    return list(zip(plan.parts, (FredState(state.count, *of) for of in sums), strict=True))
+
+
 def by_label(state: FredState) -> list[FredState]:
     """The sums of each label."""
     return [FredState(*parts) for parts in zip(*state, strict=True)]
 
 
-def _mean(plan: FredPlan, state: FredState) -> tuple[np.ndarray, np.ndarray]:
+def _mean(plan: FredPlan, number: Any, sum_D: Any) -> tuple[np.ndarray, np.ndarray]:
     """The count, which is at least 1, and the mean, whose norm is at most c; of each label."""
-    count = np.maximum(np.asarray(state.count, np.float64), 1.0)
-    mean_D = np.asarray(state.sum_D, np.float64) / count[..., None]
+    count = np.maximum(np.asarray(number, np.float64), 1.0)
+    mean_D = np.asarray(sum_D, np.float64) / count[..., None]
     norm = np.linalg.norm(mean_D, axis=-1, keepdims=True)
     return count, mean_D * np.minimum(1.0, plan.clip_norm / np.maximum(norm, 1e-30))
 
@@ -249,10 +269,8 @@ def private_moments(
         none, its delta is too large for them, or the ledger is of another population or unit.
       BudgetExhausted: the query exceeds the ledger's budget; nothing was released.
     """
-    if plan.population is None and "count" not in plan.moments:
-        raise InputError("the plan must release the count or declare a population, found neither")
-    if plan.labels > 1:
-        raise InputError("several labels are released by `fred`; `by_label` parts its state")
+    if plan.labels > 1 or len(plan.shares) > 1:
+        raise InputError("several labels or embeddings are released by `fred`, found such a plan")
     units = plan.units(clients)
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
 
@@ -264,7 +282,7 @@ def private_moments(
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 
-def _query(plan: FredPlan, moment: Moment, released: Plan, column: str) -> Query:
+def _query(plan: FredPlan, moment: Moment, released: Plan, columns: tuple[str, ...]) -> Query:
     """The query of one moment, in one round in which all clients take part."""
     execution = Execution()
     by_client = plan.unit == "client"
@@ -272,16 +290,17 @@ def _query(plan: FredPlan, moment: Moment, released: Plan, column: str) -> Query
     max_examples = plan.max_examples if by_client else _BLOCK
     # Examples go one block at a time: two would be added in plain float32, which rounds.
     clients_per_device = 32 if by_client else 1
+    of_one = plan.client_fn(moment)
     return Query(
-        moment if column == "embedding" else f"{column} {moment}",
-        plan.client_fn(moment),
+        moment,
+        of_one if len(columns) == 1 else JointMoment(of_one, columns, plan.shares),
         released,
         CohortSpec(
             batch_size=min(32, max_examples) if by_client else _ROWS,
             max_examples=max_examples,
             clients_per_bucket=clients_per_device * execution.replicas,
         ),
-        columns=(column,) if plan.labels == 1 else (column, "label"),
+        columns=columns if plan.labels == 1 else (*columns, "label"),
         execution=execution,
     )
 

@@ -289,8 +289,9 @@ def _choose(members: Sequence[Any], value: Any, key: str) -> Any:
     """The member of a union that `value` is of: by its type, its name, or the keys it needs."""
     given = value if isinstance(value, Mapping) else {}
     if str in members:
-        # A source, or a mapping of sources to their shares.
-        return next(kind for kind in members if (kind is str) != isinstance(value, Mapping))
+        # A source, or a mapping of sources to their shares; a name, or a list of names.
+        several = isinstance(value, Mapping | list | tuple)
+        return next(kind for kind in members if (kind is str) != several)
     if all("name" in _settings(member) for member in members):
         by_name = {n: kind for kind in members for n in typing.get_args(_settings(kind)["name"])}
         if (name := given.get("name")) in list(by_name):

@@ -200,16 +200,27 @@ cached_plan = lru_cache(maxsize=256)(build_plan)
 """`build_plan`, whose calibrations the points of a sweep share."""
 
 
-def moments_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
-    """FreD's release, traced; its server computes with numpy."""
-    algorithm = fred(plan, units=clients, dimension=dimension)
-    labels = () if plan.labels == 1 else (plan.labels,)
-    centre = jax.ShapeDtypeStruct((*labels, dimension), np.float32)
-    columns = {"embedding": column((dimension,), np.float32)}
-    if labels:
+def moments_release(
+    plan: FredPlan, clients: int, embedders: Mapping[str, str]
+) -> tuple[Rehearsed | None, tuple[str, ...]]:
+    """FreD's release, traced, and notes; None where an embedder, by column, is not available.
+
+    Its server computes with numpy.
+    """
+    sizes = {name: embedding_size(embedder) for name, embedder in embedders.items()}
+    if notes := tuple(note for _, of_one in sizes.values() for note in of_one):
+        return None, notes
+    dimensions = {name: dimension for name, (dimension, _) in sizes.items() if dimension}
+    algorithm = fred(plan, units=clients, dimension=dimensions)
+    lead = () if plan.labels == 1 else (plan.labels,)
+    shapes = [jax.ShapeDtypeStruct((*lead, d), np.float32) for d in dimensions.values()]
+    centres = tuple(shapes) if len(shapes) > 1 else shapes[0]
+    columns = {name: column((d,), np.float32) for name, d in dimensions.items()}
+    if lead:
         columns["label"] = column((), np.int32)
-    queries = [ask(query, centre, columns)[0] for query in algorithm.queries]
-    return Rehearsed(sum(query.up for query in queries), tuple(queries))
+    with tracing("the release of the moments"):
+        queries = [ask(query, centres, columns)[0] for query in algorithm.queries]
+    return Rehearsed(sum(query.up for query in queries), tuple(queries)), ()
 
 
 def published_shapes(

@@ -16,14 +16,15 @@ _OF = {"mixture": "best mixture of corpora", "chosen": "chosen texts", "drawn": 
 def record_of(choice: Choice, text: Callable[[int], str] | None) -> dict[str, Any]:
     """A choice in JSON's types, without its weights; `text` gives the text of a row of the pool."""
     shown = choice.rows_M[np.linspace(0, len(choice.rows_M) - 1, _EXAMPLES).astype(int)].tolist()
-    distances = choice.mixture_distance, choice.distance, choice.drawn_distance
+    three = choice.mixture_distance, choice.distance, choice.drawn_distance
     return {
         "texts": len(choice.rows_M),
         "pool": len(choice.weights_N),
         "kappa": choice.kappa,
         "effective_size": choice.effective_size,
         "shares": choice.shares,
-        "distances": dict(zip(_OF, distances, strict=True)),
+        "distances": dict(zip(_OF, three, strict=True)),
+        "judged": dict(zip(_OF, choice.judged, strict=False)),
         "examples": [] if text is None else list(map(text, dict.fromkeys(shown))),
     }
 
@@ -32,13 +33,18 @@ def lines(choice: Mapping[str, Any]) -> list[str]:
     """What was chosen and how near it is, in a few sentences."""
     shares = (f"{share:.1%} {name}" for name, share in choice["shares"].items() if share > 0.0005)
     number, pool, size = choice["texts"], choice["pool"], choice["effective_size"]
-    distances = (f"{choice['distances'][name]:.4g} of the {what}" for name, what in _OF.items())
     return [
         f"{number:,} of {pool:,} texts were chosen: {' + '.join(shares)}.",
         f"They are drawn from weights with an effective size of {size:,.0f} texts.",
-        f"Squared Frechet distance to the clients, estimated: {', '.join(distances)}. Where noise "
-        "hides much, all three are too small: compare them with each other alone.",
+        "Squared Frechet distance to the clients, estimated: "
+        f"{', '.join(distances(choice['distances']))}. Where noise hides much, all three are too "
+        "small: compare them with each other alone.",
     ]
+
+
+def distances(values: Mapping[str, float]) -> list[str]:
+    """What each of a choice's three distances is of."""
+    return [f"{values[name]:.4g} of the {what}" for name, what in _OF.items()]
 
 
 def of_repeats(number: int) -> str:

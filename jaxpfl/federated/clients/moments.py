@@ -29,7 +29,7 @@ Learning" (FreD), Algorithm 1.
 import dataclasses
 import math
 from functools import partial, reduce
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +123,10 @@ class LabelledMoment:
     roundings: ClassVar[int] = ClientMoment.roundings
 
     @property
+    def moment(self) -> Moment:
+        return self.of_label.moment
+
+    @property
     def example_bound(self) -> float:
         return self.of_label.example_bound
 
@@ -157,6 +161,46 @@ class LabelledMoment:
             return total.count / all_examples if self.of_label.average else total.count
         total = total._replace(count=jnp.full_like(total.count, all_examples))
         return jax.vmap(self.of_label.finish)(centre_KxD, total)
+
+
+@dataclasses.dataclass(frozen=True)
+class JointMoment:
+    """A client function by steps: one moment of several embeddings, as one contribution.
+
+    The moment of embedding k, the column k of `columns`, is multiplied by sqrt(share k). Shares sum
+    to 1, so that all embeddings have the bounds of one: 1, c and c^2, of the whole contribution.
+    Noise on it hides embedding k as noise that is sqrt(1 / share k) as large would alone. A count
+    is the first one's. The broadcast is a tuple of each embedding's centre; a contribution, of its
+    moment. A bound on one example is stated by no one, so that the unit must be the client.
+    """
+
+    of_one: ClientMoment | LabelledMoment
+    columns: tuple[str, ...]
+    shares: tuple[float, ...]
+
+    def init(self, centres: tuple[jax.Array, ...], key: jax.Array) -> "tuple[_Total, ...]":
+        return tuple(self.of_one.init(centre, key) for centre in centres)
+
+    def step(
+        self,
+        centres: tuple[jax.Array, ...],
+        totals: "tuple[_Total, ...]",
+        batch: Batch,
+        mask_B: jax.Array,
+        key: jax.Array,
+    ) -> "tuple[_Total, ...]":
+        shared = {name: column for name, column in batch.items() if name not in self.columns}
+        return tuple(
+            self.of_one.step(centre, total, {column: batch[column], **shared}, mask_B, key)
+            for centre, total, column in zip(centres, totals, self.columns, strict=True)
+        )
+
+    def finish(self, centres: tuple[jax.Array, ...], totals: "tuple[_Total, ...]") -> Any:
+        moments = tuple(map(self.of_one.finish, centres, totals))
+        if self.of_one.moment == "count":
+            return moments[0]
+        scaled = zip(moments, self.shares, strict=True)
+        return tuple(moment * jnp.float32(math.sqrt(share)) for moment, share in scaled)
 
 
 class _Total(NamedTuple):

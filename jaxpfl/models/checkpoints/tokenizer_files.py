@@ -32,9 +32,11 @@ _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 _SOURCES = (
-    "added_tokens.json merges.txt sentencepiece.bpe.model special_tokens_map.json spiece.model "
-    "tokenizer.model vocab.json vocab.txt"
+    "added_tokens.json merges.txt sentencepiece.bpe.model spiece.model tokenizer.model vocab.json "
+    "vocab.txt"
 )
+# Objects of settings; of the first, transformers takes any for one of the second, too.
+_SETTINGS = ("special_tokens_map.json", SETTINGS)
 # What the process of `with_tokenizer` runs; the limits are 120 s of computing and 16 GiB.
 _CONVERSION = """
 import contextlib, resource, sys
@@ -62,14 +64,16 @@ def with_tokenizer(folder: Path) -> Path:
     sources = [folder / name for name in _SOURCES.split() if (folder / name).is_file()]
     if (folder / TOKENIZER).is_file() or not sources:
         return folder
-    settings = read_object(folder / SETTINGS, optional=True)
-    settings = {key: value for key, value in settings.items() if not _refers(key, value)}
-    kind = {"model_type": read_object(folder / "config.json", optional=True).get("model_type")}
+    model_type = read_object(folder / "config.json", optional=True).get("model_type")
+    settings: dict[str, Any] = {"config.json": {"model_type": model_type}}
+    for name in _SETTINGS:
+        given = read_object(folder / name, optional=True)
+        settings[name] = {key: value for key, value in given.items() if not _refers(key, value)}
     for path in sources:
         _check_size(path)
     cache = compilation_cache.caches() / "tokenizers"
     try:
-        made = cache / _identity(settings, kind, sources)
+        made = cache / _identity(settings, sources)
         if made.is_dir():
             return made
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,9 +82,9 @@ def with_tokenizer(folder: Path) -> Path:
             given.mkdir()
             copies = [Path(shutil.copyfile(path, given / path.name)) for path in sources]
             # The files may have changed since.
-            made = cache / _identity(settings, kind, copies)
-            files.write_json(given / SETTINGS, settings)
-            files.write_json(given / "config.json", kind)
+            made = cache / _identity(settings, copies)
+            for name, values in settings.items():
+                files.write_json(given / name, values)
             if reason := _convert(given, written):
                 raise InputError(
                     f"{folder} has no {TOKENIZER}, and transformers (pip install "
@@ -113,7 +117,7 @@ def _refers(key: str, value: Any) -> bool:
     return isinstance(value, str) and ("/" in value or "\\" in value)
 
 
-def _identity(settings: dict[str, Any], kind: dict[str, Any], sources: list[Path]) -> str:
+def _identity(settings: dict[str, Any], sources: list[Path]) -> str:
     """The name of what this version of transformers makes of these files."""
     import importlib.metadata
 
@@ -122,7 +126,7 @@ def _identity(settings: dict[str, Any], kind: dict[str, Any], sources: list[Path
     except importlib.metadata.PackageNotFoundError:
         version = None
     contents = {path.name: files.sha256_file(path) for path in sources}
-    identity = json.dumps([version, settings, kind, contents], sort_keys=True)
+    identity = json.dumps([version, settings, contents], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:20]
 
 

@@ -28,11 +28,13 @@ class Generated(NamedTuple):
     """Texts that a language model wrote, several for each prompt.
 
     `ended_PxJ` says whether a response ended by itself, with an end-of-text token or a stop string,
-    and not at `Decoding.max_new_tokens`; the text alone does not tell.
+    and not at `Decoding.max_new_tokens`; the text alone does not tell. `refused` is how many
+    prompts a server would not answer; their texts are empty.
     """
 
     texts: list[list[str]]
     ended_PxJ: np.ndarray
+    refused: int = 0
 
 
 class Writer:

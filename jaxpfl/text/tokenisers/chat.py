@@ -3,8 +3,7 @@
 A folder holds its template in chat_template.jinja, or as `chat_template` in tokenizer_config.json,
 and transformers fills it in the same way. It is a program in the language of Jinja, and is run by
 `bounded_jinja`, where it can neither change anything, nor read a file, nor compute without end. It
-gets no date: a template that asks for one writes its own default, so that equal prompts stay equal
-on another day.
+gets a fixed date (`bounded_jinja.NOW`), so that equal prompts stay equal on another day.
 """
 
 from collections.abc import Mapping, Sequence

@@ -72,3 +72,23 @@ def test_what_may_pass_is_tried_again_and_the_rest_is_a_sentence(monkeypatch, an
     monkeypatch.setenv(remote.API_KEY, f"{KEY}\u20ac")
     with pytest.raises(InputError, match="characters in JAXPFL_API_KEY .* cannot send$"):
         written(api)
+
+
+def test_a_refused_prompt_is_counted_and_a_refused_caller_is_a_sentence(monkeypatch):
+    """A key that no longer holds, or a server that is gone, ends a call whatever came before."""
+    monkeypatch.setattr(remote, "_PAUSES_S", (0.0,) * 5)
+    odd = [(400, {}), (422, {}), (500, b""), (200, b"no JSON"), (200, {"choices": []})]
+    odd += [(200, {"choices": [{"text": "\ud83d"}]}), (200, b"x" * (1 << 22))]
+    for refusal in odd:
+        answer = {"a": (200, "text"), "b": refusal}
+        with completions(lambda body, _, answer=answer: answer[body["prompt"]]) as (api, _):
+            found = written(api, ["a", "", "b"])
+        assert (found.texts, found.refused) == ([["text"], [""], [""]], 1)
+    for refusal in [(401, {}), (403, {}), (404, {}), (503, {}), (302, {})]:
+        answer = {"a": (200, "text"), "b": refusal}
+        with (
+            completions(lambda body, _, answer=answer: answer[body["prompt"]]) as (api, _),
+            pytest.raises(InputError, match=f"found status {refusal[0]}") as caught,
+        ):
+            written(api, ["a", "b"])
+        assert not isinstance(caught.value, remote.Refused)

@@ -1,5 +1,6 @@
 """Templates of strangers: whatever one computes, it ends, in bounded memory, with a sentence."""
 
+import datetime
 import signal
 
 import psutil
@@ -22,6 +23,15 @@ def test_a_template_that_computes_for_long_is_ended():
     with pytest.raises(InputError, match="^it computes for more than 1 s$"):
         fill_in(LOOP, {})
     assert fill_in("{{ a }}", {"a": "\ud800ä"}) == "\ud800ä"
+
+
+@pytest.mark.parametrize("form", ["%d %b %Y", "%Y-%m-%d", "%A %H:%M"])
+def test_the_present_is_the_same_on_any_day(form):
+    """Of a template that asks for it, whether or not it has a date of its own to fall back on."""
+    plain = f"{{{{ strftime_now('{form}') }}}}"
+    careful = f"{{% if strftime_now is defined %}}{plain}{{% else %}}none{{% endif %}}"
+    expected = datetime.datetime(2024, 7, 26).strftime(form)
+    assert [fill_in(source, {}) for source in (plain, careful)] == [expected] * 2
 
 
 def test_a_template_that_takes_much_memory_is_refused():

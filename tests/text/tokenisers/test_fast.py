@@ -230,12 +230,14 @@ def test_transformers_sees_the_settings_that_are_no_paths(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     harmless = {"eos_token": "</s>", "added_tokens_decoder": {"2": {"content": "</s>"}}, "n": 3}
     harmful = {"vocab": "/a", "source_spm": "a", "options": {"a": {"b": "../a"}}, "x_file": "a"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(harmless | harmful))
+    names = ("tokenizer_config.json", "special_tokens_map.json")
+    for name in names:
+        (tmp_path / name).write_text(json.dumps(harmless | harmful))
     (tmp_path / "vocab.json").write_text("{}")
 
     def run(command, timeout, **options):
         given = command[-2]
-        assert json.loads((given / "tokenizer_config.json").read_text()) == harmless
+        assert [json.loads((given / name).read_text()) for name in names] == [harmless] * 2
         assert not (given / "vocab.json").is_symlink()
         raise subprocess.TimeoutExpired(command, timeout)
 

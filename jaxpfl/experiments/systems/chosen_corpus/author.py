@@ -37,7 +37,7 @@ from jaxpfl.text.columns import texts_of
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import Writer
-from jaxpfl.text.generation.remote import RemoteModel
+from jaxpfl.text.generation.remote import Refused, RemoteModel
 from jaxpfl.text.tokenisers.fast import FastTokeniser
 
 # Texts of a public corpus that a model is pretrained on, or whose tokens are counted, at most.
@@ -152,20 +152,30 @@ class Author:
         """
         public, written = list(chain(*map(texts_of, self.pool.values()))), list[str]()
         made_from = {"writer": self.described(writer)}
-        pool, rounds = self.pool, [_about(choice, len(public))]
+        pool, rounds = self.pool, [_about(choice, len(public), 0)]
         for round in range(1, self.config.rounds + 1):
             samples = self.samples(choice, public)
-            compute = partial(self.texts, writer, samples, self.config.texts, round, progress)
+            compute = partial(self._asked, writer, samples, round, progress)
             stored = store.load_or_compute(f"written {round}", compute, made_from)
             written += stored.arrays["texts"].tolist()
+            refused = stored.record.get("refused", 0)
             if not written:
-                rounds.append(_about(choice, len(public)))
+                rounds.append(_about(choice, len(public), refused))
                 continue
             corpus = from_clients({WRITTEN: {"text": written}})
             pool, _ = text_pool.without_repeats({**self.pool, WRITTEN: corpus})
             choice = choose(pool)
-            rounds.append(_about(choice, len(public)))
+            rounds.append(_about(choice, len(public), refused))
         return choice, pool, rounds
+
+    def _asked(
+        self, writer: Writer, samples: Sequence[str], round: int, progress: bool
+    ) -> Artifact:
+        """The texts of a round; none if a server refuses all, which must not end a charged run."""
+        try:
+            return self.texts(writer, samples, self.config.texts, round, progress)
+        except Refused:
+            return Artifact({"refused": self.config.texts}, {"texts": np.array([], dtype=str)})
 
     def samples(self, choice: Choice, public: list[str]) -> list[str]:
         """Public texts, drawn by a choice's weights: what prompts are made of.
@@ -185,8 +195,8 @@ class Author:
         """What it writes after so many prompts of a round, cut; empty texts are left out."""
         short = writer.shortened(samples, self.settings.response_tokens)
         options: Any = {"seed": self.seed, "part": round, "progress": progress}
-        written = synthesise(writer, short, number, self.settings, **options)
-        return Artifact(arrays={"texts": np.array(written, dtype=str)})
+        written, refused = synthesise(writer, short, number, self.settings, **options)
+        return Artifact({"refused": refused}, {"texts": np.array(written, dtype=str)})
 
 
 def settings_of(tokeniser: FastTokeniser, cut: Cut, public: Sequence[str]) -> PopriSettings:
@@ -200,13 +210,15 @@ def settings_of(tokeniser: FastTokeniser, cut: Cut, public: Sequence[str]) -> Po
     return PopriSettings(format=form, temperature=0.9, top_p=0.95, **sizes)
 
 
-def _about(choice: Choice, public: int) -> dict[str, Any]:
+def _about(choice: Choice, public: int, refused: int) -> dict[str, Any]:
     """How near a choice is, from how many written texts, and how many of these were drawn."""
     return {
+        "refused": refused,
         "written": len(choice.weights_N) - public,
         "chosen": int(np.sum(choice.rows_M >= public)),
         "distance": choice.distance,
         "drawn": choice.drawn_distance,
+        "judged": [*choice.judged][-1:],
     }
 
 

@@ -14,6 +14,9 @@ from jaxpfl.text.cut import Cut
 SHOTS = 3
 """The public texts in a prompt."""
 
+JUDGE, JUDGE_SHARE = "judge", 0.1
+"""The column of the judge's embeddings, and its share of the release."""
+
 
 @dataclass(frozen=True)
 class WriterConfig(Checked):
@@ -68,7 +71,10 @@ class Config(Checked):
       corpora: public sources by name, from which texts are chosen.
       privacy: `epsilon` of the one release, in which all clients take part.
       texts: how many are chosen.
-      embedder: see `jaxpfl.text.embed.embedder`.
+      embedder: see `jaxpfl.text.embed.embedder`; or a list of them, all of which choose, with equal
+        shares of the one release.
+      judge: a further embedder, whose moments have a tenth of the release: how near the texts are
+        by it is reported, and decides nothing. None: no judge.
       cut: the rule by which the texts of clients and corpora are cut, see `text.cut`.
       max_examples: the most texts of a client that are used, drawn at random.
       labels: texts are chosen for each of these labels, by one release of the moments of all; None:
@@ -81,7 +87,8 @@ class Config(Checked):
     corpora: dict[str, str]
     privacy: PrivacyConfig
     texts: PositiveInt = 1_000
-    embedder: str = "hashed"
+    embedder: str | tuple[str, ...] = "hashed"
+    judge: str | None = None
     cut: str = "messages"
     max_examples: PositiveInt = 64
     labels: LabelsConfig | None = None
@@ -92,6 +99,9 @@ class Config(Checked):
         super().__post_init__()
         with named("cut"):
             Cut.without_model(self.cut)
+        names = list(self.embedders.values())
+        if len(set(names)) < len(names):
+            raise InputError(f"embedder and judge must differ from each other, found {names}")
         if self.labels is not None and self.texts < len(self.labels.names):
             raise InputError(
                 f"texts must be at least the number of labels, {len(self.labels.names)}, found "
@@ -117,6 +127,21 @@ class Config(Checked):
                 "privacy.noise_multiplier and privacy.sampling must be absent: all clients take "
                 "part in one release, whose noise follows from privacy.epsilon"
             )
+
+    @property
+    def embedders(self) -> dict[str, str]:
+        """The names of all embedders by the column that the release reads; the judge's last."""
+        names = (self.embedder,) if isinstance(self.embedder, str) else self.embedder
+        columns = ("embedding", *(f"embedding_{n}" for n in range(2, len(names) + 1)))
+        judge = {} if self.judge is None else {JUDGE: self.judge}
+        return dict(zip(columns, names, strict=True)) | judge
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the release, each embedder's."""
+        judges = () if self.judge is None else (JUDGE_SHARE,)
+        number = len(self.embedders) - len(judges)
+        return ((1 - sum(judges)) / number,) * number + judges
 
     @property
     def metrics(self) -> set[str]:

@@ -61,5 +61,6 @@ def together(labels: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "effective_size": sum(part["effective_size"] for part in parts),
         "shares": means("shares"),
         "distances": means("distances"),
+        "judged": means("judged"),
         "examples": [text for part in parts for text in part["examples"]],
     }

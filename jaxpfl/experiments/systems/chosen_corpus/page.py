@@ -20,7 +20,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     ]
     columns = ("public corpus", "texts", "chosen", "terms of use")
     repeated = chosen.of_repeats(record["repeated"])
-    texts = "public texts" if record["writer"] is None else "public and written texts"
+    texts = "public and written texts" if _wrote(record) else "public texts"
     text = " ".join([*chosen.lines(choice), _made(record), repeated])
     examples = Table(("text",), [(text,) for text in choice["examples"]], style="sentences")
     return Page(
@@ -36,6 +36,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         sections=[
             Section("Chosen one by one", text, table=Table(columns, rows, (1, 2))),
             *_by_label(record["labels"]),
+            *_judged(record),
             *_rounds(record["writer"]),
             Section("Some of them", table=examples),
         ],
@@ -48,17 +49,23 @@ def card(record: Mapping[str, Any], stamp: str) -> str:
     """What the corpus is, for whoever gets it, in the hub's format."""
     sources = {row["corpus"]: last_part(row["source"]) for row in record["corpora"]}
     given = {"record": record, "stamp": stamp, "sources": sources, "made": _made(record)}
-    given["title"] = title(record)
+    given |= {"title": title(record), "wrote": _wrote(record)}
     written = [section.text for section in _rounds(record["writer"])]
     given["lines"] = [*chosen.lines(record["choice"]), *written, *record["cautions"]]
-    given["lines"] += [section.text for section in _by_label(record["labels"])]
+    sections = *_by_label(record["labels"]), *_judged(record)
+    given["lines"] += [section.text for section in sections]
     return template(__package__ or "", "card.md.jinja").render(given)
 
 
 def title(record: Mapping[str, Any]) -> str:
     """What the corpus is called: where no model writes, it is a public one."""
-    written = record["writer"] is not None
+    written = _wrote(record)
     return "A chosen corpus of public and written texts" if written else "A chosen public corpus"
+
+
+def _wrote(record: Mapping[str, Any]) -> bool:
+    """Whether there is a text that a model wrote."""
+    return record["writer"] is not None and record["writer"]["rounds"][-1]["written"] > 0
 
 
 def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
@@ -66,6 +73,7 @@ def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
     if writer is None:
         return []
     first, last = writer["rounds"][0], writer["rounds"][-1]
+    refused = sum(row["refused"] for row in writer["rounds"])
     forms = {"written": ",", "chosen": ",", "distance": ".4g", "drawn": ".4g"}
     rows = [
         (str(number), *(format(row[name], form) for name, form in forms.items()))
@@ -78,12 +86,31 @@ def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
             f"Written texts are by {writer['model']}. It was asked for {writer['asked']:,} texts "
             "that go on after chosen public ones, and before the release for a few on trial; it "
             "read no text of a client, and nothing else that follows from the release; "
-            f"{last['written']:,} of them were new and not empty, and {last['chosen']:,} of the "
-            f"drawn texts are among them (source: {WRITTEN}). Squared distance to the clients, "
+            f"it refused {refused:,} prompts; {last['written']:,} of the texts were new and not "
+            f"empty, and {last['chosen']:,} of the drawn texts are among them (source: {WRITTEN}). "
+            f"Squared distance to the clients, "
             f"estimated: {first['distance']:.4g} before it wrote, {last['distance']:.4g} at the "
             "end. The second is the more optimistic one, because prompts follow from the release "
             "that both are estimated by.",
             table=Table(columns, rows, (0, 1, 2, 3, 4)),
+        )
+    ]
+
+
+def _judged(record: Mapping[str, Any]) -> list[Section]:
+    """How near the texts are by the judge, with a writer in each round; none without a judge."""
+    if record["judge"] is None:
+        return []
+    near = ", ".join(chosen.distances(record["choice"]["judged"]))
+    about = record["writer"]["rounds"] if record["writer"] else []
+    by_round = [distance for row in about for distance in row["judged"]]
+    rounds = f" Of the texts drawn, round by round: {', '.join(f'{d:.4g}' for d in by_round)}."
+    return [
+        Section(
+            "By an embedder that chose nothing",
+            f"{record['judge']} is in no objective, and decided nothing. By its part of the same "
+            f"release, the squared distance to the clients is, estimated: {near}."
+            f"{rounds if by_round else ''}",
         )
     ]
 
@@ -106,11 +133,12 @@ def _by_label(labels: Mapping[str, Any]) -> list[Section]:
 
 def _made(record: Mapping[str, Any]) -> str:
     """Who is public and who is not, in two sentences."""
-    which = "All texts" if record["writer"] is None else "All texts but those that a model wrote"
+    embedders = filter(None, [record["embedder"], record["judge"]])
+    which = "All texts but those that a model wrote" if _wrote(record) else "All texts"
     return (
         f"{which} are of sources that were declared public; none was copied from the clients' "
         f"table. {record['number']:,} clients, whose number is public, released mean and "
-        f"covariance of their texts' embeddings ({record['embedder']}) "
+        f"covariance of their texts' embeddings ({', '.join(embedders)}) "
         f"{'and number, for each label, ' if record['labels'] else ''}once, with noise, and "
         f"nothing else. All texts were cut by one rule: {record['cut']}."
     )

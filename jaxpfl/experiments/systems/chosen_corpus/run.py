@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms import gaussian_moments
-from jaxpfl.algorithms.chosen_texts import Choice
+from jaxpfl.algorithms.chosen_texts import Choice, Evidence, choose
 from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
@@ -28,6 +28,7 @@ from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.systems.chosen_corpus.config import JUDGE
 from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of, together
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
@@ -35,6 +36,9 @@ from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.text.columns import texts_of
 from jaxpfl.text.embed import embed, embeddings_of
+
+# Of the texts of each corpus by each embedder's column: float32 [n, d].
+_Embeddings = dict[str, dict[str, np.ndarray]]
 
 CORPUS, CARD = "corpus.jsonl", "card.md"
 MOMENTS = "moments"
@@ -50,7 +54,7 @@ _FAR = 0.5
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     """Does what is left to do, and returns the public record."""
     author, progress = study.author, workspace.progress
-    writer, embeddings = None, dict[str, np.ndarray]()
+    writer, embeddings = None, _Embeddings()
 
     def read() -> None:
         nonlocal writer
@@ -59,7 +63,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
             writer = author.loaded(progress)
             author.try_out(writer, workspace.artifacts())
         embeddings.update(_embedded(study, study.pool, progress))
-        study.require_visible(_covariance(study, embeddings))
+        study.require_visible(_covariances(study, embeddings))
 
     decide("the public texts", read)
     result = workspace.train(
@@ -72,45 +76,55 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     return decide("the choice", lambda: _chosen(study, workspace, result, embeddings, writer))
 
 
-def _embedded(
-    study: Study, corpora: Mapping[str, Population], progress: bool
-) -> dict[str, np.ndarray]:
-    of_corpora = {name: embed(c, study.embedder, progress=progress) for name, c in corpora.items()}
-    return {name: embeddings_of(corpus) for name, corpus in of_corpora.items()}
+def _embedded(study: Study, corpora: Mapping[str, Population], progress: bool) -> _Embeddings:
+    return {
+        name: {
+            column: embeddings_of(embed(corpus, function, progress=progress))
+            for column, function in study.embedders.items()
+        }
+        for name, corpus in corpora.items()
+    }
 
 
-def _covariance(study: Study, embeddings: Mapping[str, np.ndarray]) -> np.ndarray:
-    rows_NxD = np.concatenate(list(embeddings.values()))
-    return gaussian_moments.moments(rows_NxD, study.moments.clip_norm).covariance_DxD
+def _rows(embeddings: _Embeddings, column: str) -> np.ndarray:
+    """The embeddings of all corpora, one after another, by one embedder: float32 [N, d]."""
+    return np.concatenate([of_corpus[column] for of_corpus in embeddings.values()])
+
+
+def _covariances(study: Study, embeddings: _Embeddings) -> dict[str, np.ndarray]:
+    clip_norm = study.moments.clip_norm
+    return {
+        column: gaussian_moments.moments(_rows(embeddings, column), clip_norm).covariance_DxD
+        for column in study.embedders
+    }
 
 
 def _chosen(
-    study: Study,
-    workspace: Workspace,
-    result: Result,
-    embeddings: Mapping[str, np.ndarray],
-    writer: Any,
+    study: Study, workspace: Workspace, result: Result, embeddings: _Embeddings, writer: Any
 ) -> dict[str, Any]:
     """Writes the corpus that the release chooses, and returns the public record."""
     config, directory, author = study.config, workspace.directory, study.author
     progress = workspace.progress
     of_all = study.released(result.state)
-    released = study.shown(_covariance(study, embeddings), of_all)
-    counts = [of_label.moments.count for of_label in released.values()]
+    released = study.shown(_covariances(study, embeddings), of_all)
+    counts = [of_all[label]["embedding"].moments.count for label in released]
     numbers = dict(zip(released, shares_of(config.texts, counts), strict=True))
 
-    def choose(label: str, pool: Mapping[str, Population]) -> Choice:
+    def choice_of(label: str, pool: Mapping[str, Population]) -> Choice:
         new = {name: corpus for name, corpus in pool.items() if name not in embeddings}
-        settings: Any = {"written": WRITTEN if author else "", "progress": progress}
-        vectors = {**embeddings, **_embedded(study, new, progress)}
-        return text_pool.choose_from(released[label], vectors, numbers[label], **settings)
+        rows = {**embeddings, **_embedded(study, new, progress)}
+        parts = {name: Evidence(of, _rows(rows, name)) for name, of in released[label].items()}
+        names_N = np.repeat(list(pool), [corpus.num_examples for corpus in pool.values()])
+        settings: Any = {"judge": parts.pop(JUDGE, None), "progress": progress}
+        settings["written"] = WRITTEN if author else ""
+        return choose(list(parts.values()), names_N, numbers[label], **settings)
 
-    choices = {label: choose(label, study.pool) for label in released}
+    choices = {label: choice_of(label, study.pool) for label in released}
     pool, rounds = study.pool, []
     if author is not None and writer is not None:
         store = workspace.artifacts(result.run)
         # With a writer there are no labels.
-        written = author.pick_again(writer, choices[""], partial(choose, ""), store, progress)
+        written = author.pick_again(writer, choices[""], partial(choice_of, ""), store, progress)
         choices[""], pool, rounds = written
     corpora = {name: study.corpora.get(name, corpus) for name, corpus in pool.items()}
     text_pool.write(directory / CORPUS, choices, corpora, pool)
@@ -118,16 +132,27 @@ def _chosen(
     rows = list(map(json.loads, (directory / CORPUS).read_text("utf-8").split("\n")[:-1]))
     drawn = Counter(row["source"] for row in rows)
     texts, abouts, warnings = iter(rows), dict[str, dict[str, Any]](), _cautions(study)
+    if rounds and not rounds[-1]["written"]:
+        warnings.append(
+            "The writer wrote no text that could be used: the texts were chosen without it."
+        )
     warnings += [
         f"{label}: noise hides the clients' texts of this label, or there are none, and no texts "
         "were chosen for it."
         for label in of_all
         if label not in released
     ]
+    warnings += [
+        f"{label and f'{label}: '}noise hides the clients' texts by {name}, which chose none."
+        for label, of in released.items()
+        for column, name in config.embedders.items()
+        if column not in of
+    ]
     for label, choice in choices.items():
         of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
         about = chosen.record_of(choice, of_row.__getitem__)
-        abouts[label] = {**about, "clients": released[label].moments.count}
+        counted = of_all[label]["embedding"].moments.count
+        abouts[label] = {**about, "clients": counted}
         sentences = [*chosen.cautions(about), *_far(released[label], choice.distance)]
         warnings += [f"{label}: {text}" if label else text for text in sentences]
     about = abouts.pop("", None) or together(abouts)
@@ -136,7 +161,8 @@ def _chosen(
         "privacy": result.privacy,
         "clients": config.data.source,
         "number": len(study.clients),
-        "embedder": study.embedder.name,
+        "embedder": ", ".join(f.name for name, f in study.embedders.items() if name != JUDGE),
+        "judge": None if JUDGE not in study.embedders else study.embedders[JUDGE].name,
         "cut": config.cut,
         "choice": about,
         "labels": abouts,
@@ -170,9 +196,10 @@ def _chosen(
     return files.jsonable(record)
 
 
-def _far(released: PrivateMoments, distance: float) -> list[str]:
+def _far(released: Mapping[str, PrivateMoments], distance: float) -> list[str]:
     """A sentence where no public text is like the clients', by the release alone."""
-    spread = float(np.trace(released.moments.covariance_DxD)) - released.noise.mean_bias
+    parts = [part for column, part in released.items() if column != JUDGE]
+    spread = sum(float(np.trace(p.moments.covariance_DxD)) - p.noise.mean_bias for p in parts)
     if distance <= _FAR * spread:
         return []
     return [
@@ -194,7 +221,7 @@ def _cautions(study: Study) -> list[str]:
     warnings += of_division(
         config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
     )
-    if config.embedder == "minilm" and _english(pool) < _LEAST_ENGLISH:
+    if "minilm" in config.embedders.values() and _english(pool) < _LEAST_ENGLISH:
         warnings.append(
             "The public texts do not look like English, the language that minilm was trained on: "
             "its distances mean little in another one. The embedder hashed reads any language."

@@ -13,6 +13,7 @@ from jaxpfl.algorithms.fred import (
     FredPlan,
     FredState,
     PrivateMoments,
+    by_embedding,
     by_label,
     fred,
     moments,
@@ -27,7 +28,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.chosen_corpus.author import Author, sized
-from jaxpfl.experiments.systems.chosen_corpus.config import Config
+from jaxpfl.experiments.systems.chosen_corpus.config import JUDGE, Config
 from jaxpfl.experiments.systems.chosen_corpus.labels import labelled
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.cut import Cut
@@ -61,6 +62,7 @@ class Study(base.Study):
         """The plan of the release."""
         privacy, number = self.config.privacy, len(self.clients)
         settings: Any = {"max_examples": self.config.max_examples, "population": number}
+        settings["shares"] = self.config.shares
         if self.config.labels is not None:
             # How many clients each label has is private.
             settings |= {"population": None, "labels": len(self.config.labels.names)}
@@ -71,58 +73,90 @@ class Study(base.Study):
         return FredPlan.calibrated(**cost, **settings, noise=privacy.noise)
 
     @cached_property
-    def embedder(self) -> Embedder:
-        return embedder(self.config.embedder)
+    def embedders(self) -> dict[str, Embedder]:
+        return {column: embedder(name) for column, name in self.config.embedders.items()}
 
     @cached_property
     def release(self) -> Algorithm:
         """The one release, of `embedded` clients."""
-        return fred(self.moments, units=len(self.clients), dimension=self.embedder.dimension)
+        dimensions = {column: function.dimension for column, function in self.embedders.items()}
+        return fred(self.moments, units=len(self.clients), dimension=dimensions)
 
     def embedded(self, progress: bool) -> Population:
         """The clients with the embeddings that the release reads, which may take long."""
         used = used_examples(self.clients, self.moments, self.config.data.split_seed)
         # Whether any text has a label of the list is private, and no bar is shown of none.
         progress = progress and self.config.labels is None
-        columns = dict(embed(used, self.embedder, progress=progress).columns)
+        columns = {
+            column: embed(used, function, progress=progress).columns["embedding"]
+            for column, function in self.embedders.items()
+        }
         if self.config.labels is not None:
             columns["label"] = used.columns["label"]
         return used.with_columns(columns)
 
-    def released(self, state: FredState) -> dict[str, PrivateMoments]:
-        """The clients' moments by label; "" without labels."""
-        if self.config.labels is None:
-            return {"": moments(self.moments, state)}
-        parts = zip(self.config.labels.names, by_label(state), strict=True)
-        return {name: moments(self.moments, part) for name, part in parts}
+    def released(self, state: FredState) -> dict[str, dict[str, PrivateMoments]]:
+        """The clients' moments by label, "" without labels; and by the embedder's column."""
+        labels = self.config.labels
+        released = {name: {} for name in ([""] if labels is None else labels.names)}
+        parts = by_embedding(self.moments, state)
+        for column, (plan, sums) in zip(self.embedders, parts, strict=True):
+            of_labels = [sums] if labels is None else by_label(sums)
+            for of_label, part in zip(released.values(), of_labels, strict=True):
+                of_label[column] = moments(plan, part)
+        return released
 
     def shown(
-        self, pool_DxD: np.ndarray, released: dict[str, PrivateMoments]
-    ) -> dict[str, PrivateMoments]:
-        """Those labels of whose texts noise hides not all; refuses clients of whom it hides all."""
-        shown = {label: part for label, part in released.items() if visible(part)[0].size}
+        self,
+        pool_DxDs: Mapping[str, np.ndarray],
+        released: Mapping[str, dict[str, PrivateMoments]],
+    ) -> dict[str, dict[str, PrivateMoments]]:
+        """Of each label the embedders by which noise hides not all of its texts, and the judge.
+
+        Labels without one are left out. Refuses clients of whom it hides all.
+        """
+        shown = {
+            label: {
+                name: part for name, part in of.items() if name == JUDGE or visible(part)[0].size
+            }
+            for label, of in released.items()
+        }
+        shown = {label: of for label, of in shown.items() if of.keys() - {JUDGE}}
         if not shown:
-            self.require_visible(pool_DxD, max(released.values(), key=lambda p: p.moments.count))
+            most = max(released.values(), key=lambda of: of["embedding"].moments.count)
+            self.require_visible(pool_DxDs, most)
         return shown
 
-    def require_visible(self, pool_DxD: np.ndarray, released: PrivateMoments | None = None) -> None:
-        """Refuses clients of whom noise hides every direction.
+    def require_visible(
+        self,
+        pool_DxDs: Mapping[str, np.ndarray],
+        released: Mapping[str, PrivateMoments] | None = None,
+    ) -> None:
+        """Refuses clients of whom noise hides every direction by one of the choosing embedders.
 
         Before the release, they are taken to be spread as the pool is, and equal over labels.
 
         Args:
-          pool_DxD: the covariance of the pool.
+          pool_DxDs: the covariance of the pool, by the embedder's column.
           released: their moments, or those of the label with most, which were charged; None before.
         """
-        number, dimension = len(self.clients), len(pool_DxD)
+        for (column, pool_DxD), plan in zip(pool_DxDs.items(), self.moments.parts, strict=True):
+            if column != JUDGE:
+                self._require(column, pool_DxD, plan, (released or {}).get(column))
+
+    def _require(
+        self, column: str, pool_DxD: np.ndarray, plan: FredPlan, released: PrivateMoments | None
+    ) -> None:
+        """`require_visible` by one embedder, whose part of the plan this is."""
+        number, dimension, name = len(self.clients), len(pool_DxD), self.embedders[column].name
         count = number / self.moments.labels if released is None else released.moments.count
         # The largest eigenvalue that noise alone would have, see `fred.scores`.
-        edge = 2 * self.moments.noise_stds[2] / count * math.sqrt(dimension / 2)
+        edge = 2 * plan.noise_stds[2] / count * math.sqrt(dimension / 2)
         largest = float(np.linalg.eigvalsh(pool_DxD)[-1])
         if not largest > 0:
             raise InputError(
-                f"the public texts must differ, found embeddings by {self.embedder.name} that are "
-                "all the same; nothing was released"
+                f"the public texts must differ, found embeddings by {name} that are all the same; "
+                "nothing was released"
             )
         hidden, whose, cost = largest <= edge, "the public texts", "nothing was released"
         if released is not None:
@@ -134,19 +168,16 @@ class Study(base.Study):
             needed = math.ceil(number * edge / largest / digit) * digit
             raise InputError(
                 f"no direction of {whose} stands out of the noise of {number:,} clients at epsilon "
-                f"{self.config.privacy.epsilon:g} with {self.embedder.name}: with about "
+                f"{self.config.privacy.epsilon:g} with {name}: with about "
                 f"{needed:,} clients one would; an embedder of fewer dimensions than {dimension}, "
                 f"as hashed:8, needs fewer; {cost}"
             )
 
     def describe(self) -> description.Description:
         number = len(self.clients)
-        dimension, notes = description.embedding_size(self.config.embedder)
-        rounds = {}
-        if dimension is not None:
-            with description.tracing("the release"):
-                release = description.moments_release(self.moments, number, dimension)
-            rounds = {"moments": release}
+        embedders = self.config.embedders
+        release, notes = description.moments_release(self.moments, number, embedders)
+        rounds = {} if release is None else {"moments": release}
         return description.Description(
             models={} if (writer := self.config.writer) is None else {"writer": sized(writer)},
             rounds=rounds,

@@ -273,10 +273,9 @@ class Study(base.Study):
         if fred is not None and settings is not None:
             units = self.fred_units
             releases["FreD"] = description.PlannedRelease.of_moments(fred, units)
-            dimension, notes = description.embedding_size(settings.embedder)
-            if dimension is not None:
-                with description.tracing("FreD's release"):
-                    release = description.moments_release(fred, units, dimension)
+            embedders = {"embedding": settings.embedder}
+            release, notes = description.moments_release(fred, units, embedders)
+            if release is not None:
                 rounds = {"FreD": release} | rounds
             if fred.unit == "example":
                 assumed = "" if self.clients.num_examples else f"ASSUMED {units:,} examples. "

@@ -87,7 +87,9 @@ class Author:
     def texts(self, number: int, part: int = 0, later: int = 0) -> list[str]:
         """Up to `number` texts, none of them empty; another `part` or `later` seed gives others."""
         options = {"seed": self.models.config.run.seed + later, "progress": self.models.progress}
-        return synthesise(self.generator, self.samples, number, self.settings, part=part, **options)
+        return synthesise(
+            self.generator, self.samples, number, self.settings, part=part, **options
+        )[0]
 
 
 def untuned(tuning: Tuning, question: None = None) -> Author:

@@ -6,8 +6,8 @@ query: three charges, which compose to one Gaussian mechanism. All rounds, and a
 texts (`popri.corpus: nearest` and `chosen`, `popri.tune`), are post-processing of it.
 
 Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
-when to stop. A second JUDGE can (`popri.checkpoint: judged`): a share of the same epsilon releases
-mean and covariance of another embedding, which no reward sees, in two more charges.
+when to stop. A second JUDGE can (`popri.checkpoint: judged`): mean and covariance of another
+embedding, which no reward sees, are part of the same release, with a share of its epsilon.
 
 STEERING (`method: steered`) asks all clients once for differences of hidden states, in one charge
 of the whole epsilon; see `algorithms.steering`.
@@ -17,16 +17,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import moments as frechet_moments
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, moments, score
+from jaxpfl.algorithms.fred import (
+    FredPlan,
+    PrivateMoments,
+    Score,
+    by_embedding,
+    fred,
+    moments,
+    score,
+)
 from jaxpfl.algorithms.steering import PublicStates, steering, with_differences
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.text_pool import choose_from
@@ -74,40 +81,24 @@ class Look:
     """The queries of the moments, and what follows from their release.
 
     Attributes:
-      parts: the plan of each column and the name of its embedder; together the plans cost what
-        `fred_plan` says. The first releases the count.
+      plan: of the release, with a share of each column.
+      names: the name of the embedder of each column.
       clients: their number.
     """
 
-    parts: Mapping[str, tuple[FredPlan, str]]
+    plan: FredPlan
+    names: Mapping[str, str]
     clients: int
 
     @cached_property
     def embedders(self) -> Mapping[str, Embedder]:
-        return {column: loaded_embedder(name) for column, (_, name) in self.parts.items()}
+        return {column: loaded_embedder(name) for column, name in self.names.items()}
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """One round, whose state is a `FredState` for each column."""
-        parts = {
-            column: fred(plan, units=self.clients, dimension=embedder.dimension, column=column)
-            for (column, embedder), (plan, _) in zip(
-                self.embedders.items(), self.parts.values(), strict=True
-            )
-        }
-
-        def init(key):
-            return {column: part.init(key) for column, part in parts.items()}
-
-        def step(state, release, round):
-            count, after = jnp.float32(0), {}
-            for column, part in parts.items():
-                after[column], _ = part.step(state[column]._replace(count=count), release, round)
-                count = after[column].count
-            return after, {}
-
-        queries = chain.from_iterable(part.queries for part in parts.values())
-        return Algorithm("one look", init, step, tuple(queries))
+        dimensions = {column: embedder.dimension for column, embedder in self.embedders.items()}
+        algorithm = fred(self.plan, units=self.clients, dimension=dimensions)
+        return algorithm._replace(name="one look")
 
     def released(self, phases: Phases) -> dict[str, PrivateMoments]:
         """The clients' moments by column; asks the clients unless the release is stored."""
@@ -115,13 +106,13 @@ class Look:
         def asked() -> dict[str, np.ndarray]:
             state, arrays = self.algorithm.init(jax.random.key(0)), {}
             after, _ = phases.step(self.algorithm.step, state, 1)
-            for column, (plan, _) in self.parts.items():
-                of_column = moments(plan, after[column]).arrays()
+            for column, (plan, of) in zip(self.names, by_embedding(self.plan, after), strict=True):
+                of_column = moments(plan, of).arrays()
                 arrays |= {f"{column}.{name}": array for name, array in of_column.items()}
             return arrays
 
         arrays, released = phases.load_or_compute("moments", asked), {}
-        for column, (plan, _) in self.parts.items():
+        for column, plan in zip(self.names, self.plan.parts, strict=True):
             start = f"{column}."
             own = {key.removeprefix(start): a for key, a in arrays.items() if key.startswith(start)}
             released[column] = PrivateMoments.of_arrays(own, plan)
@@ -139,7 +130,7 @@ class Look:
         nothing. Texts of fewer words do not count; a list without others is as far as texts can
         be. "chosen" is the number of the nearest list.
         """
-        judge = JUDGE if JUDGE in self.parts else EMBEDDING
+        judge = JUDGE if JUDGE in self.names else EMBEDDING
         embed, target, moments = self.embedders[judge], released[judge], {}
         clip_norm = target.plan.clip_norm
         for number, texts in enumerate(written):
@@ -250,7 +241,7 @@ def question_of(models: StudyModels, plan: Plan) -> Question:
         floats = dimension, dimension + 1
         return Question(release, release.algorithm.queries, {}, floats, release.prepare)
     if config.one_look:
-        look = Look(parts_of(config, fred_plan(config, plan.population)), plan.population)
+        look = Look(fred_plan(config, plan.population), embedders_of(config), plan.population)
         return Question(look, look.algorithm.queries, look.embedders, look.floats_per_client())
     scorer, embedder = scorer_of(config, plan), loaded_embedder(config.embedder)
     floats = scorer.floats_per_client(*config.candidates, embedder.dimension)
@@ -269,13 +260,15 @@ def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
     A section `simulated` gives the means the noise of that population, all of which take part.
     """
     privacy, larger = config.privacy, config.simulated
-    most = config.training.max_examples
+    share = config.popri.judge_share
+    settings: Any = {"max_examples": config.training.max_examples}
+    settings["shares"] = (1 - share, share) if JUDGE in embedders_of(config) else (1.0,)
     if not privacy.private:
-        return FredPlan.without_privacy(max_examples=most)
+        return FredPlan.without_privacy(**settings)
     assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
     delta = privacy.delta if larger is None else larger.delta
-    kind = privacy.noise
-    plan = FredPlan.calibrated(epsilon=privacy.epsilon, delta=delta, max_examples=most, noise=kind)
+    cost: Any = {"epsilon": privacy.epsilon, "delta": delta}
+    plan = FredPlan.calibrated(**cost, **settings, noise=privacy.noise)
     return plan if larger is None else plan.simulated_by(clients, privacy.delta, larger.population)
 
 
@@ -294,10 +287,7 @@ def joint_plan(plan: FredPlan, clients: int) -> Plan:
     )
 
 
-def parts_of(config: SyntheticTextConfig, plan: FredPlan) -> dict[str, tuple[FredPlan, str]]:
-    """What each column's part of the look releases, and the name of its embedder."""
-    popri = config.popri
-    if popri.checkpoint != "judged":
-        return {EMBEDDING: (plan, config.embedder)}
-    first, second = plan.divided(popri.judge_share)
-    return {EMBEDDING: (first, config.embedder), JUDGE: (second, popri.judge)}
+def embedders_of(config: SyntheticTextConfig) -> dict[str, str]:
+    """The name of the embedder of each column that the look reads."""
+    judge = {JUDGE: config.popri.judge} if config.popri.checkpoint == "judged" else {}
+    return {EMBEDDING: config.embedder, **judge}

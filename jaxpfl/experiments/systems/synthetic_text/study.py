@@ -46,10 +46,9 @@ from jaxpfl.experiments.systems.synthetic_text.models import (
     loaded_embedder,
 )
 from jaxpfl.experiments.systems.synthetic_text.questions import (
-    EMBEDDING,
+    embedders_of,
     fred_plan,
     joint_plan,
-    parts_of,
     scorer_of,
 )
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
@@ -104,7 +103,7 @@ class Study(base.Study):
             models["generator"] = description.Sized(f"{remote.model} behind {remote.api}")
         rounds: dict[str, Rehearsed] = {}
         notes: tuple[str, ...] = ()
-        releases, together = {}, {}
+        releases = {}
         model, params, _ = shapes["downstream"]
         if model is not None:
             rounds |= self._describe_downstream(model, params)
@@ -112,15 +111,10 @@ class Study(base.Study):
             models["adapters"] = self._describe_adapters(*shapes["generator"][:2])
         if config.one_look:
             number = len(self.clients)
-            for name, (plan, embedder) in parts_of(config, self.look).items():
-                what = "moments" if name == EMBEDDING else f"moments of the {name}"
-                releases[what] = description.PlannedRelease.of_moments(plan, number)
-                dimension, more = description.embedding_size(embedder)
-                notes += more
-                if dimension is not None:
-                    with description.tracing(f"the release of the {what}"):
-                        rounds[what] = description.moments_release(plan, number, dimension)
-            together = {"one look": self.look.guarantee()} if len(releases) > 1 else {}
+            releases["moments"] = description.PlannedRelease.of_moments(self.look, number)
+            embedders = embedders_of(config)
+            release, notes = description.moments_release(self.look, number, embedders)
+            rounds |= {} if release is None else {"moments": release}
         elif method in (*SCORING, FED_AVG):
             questions = None
             if method in SCORING:
@@ -139,7 +133,7 @@ class Study(base.Study):
             texts = description.PlannedRelease.of_rounds(self.plan, None)
             releases["the clients' own texts"] = replace(texts, times="trained on centrally")
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
-        return description.Description(models, rounds, releases, corpora, together, notes)
+        return description.Description(models, rounds, releases, corpora, notes=notes)
 
     def _shapes(self, name: str) -> tuple[Any, Params, description.Sized]:
         """A public model and its parameters as shapes; None for a published one not at hand."""
@@ -216,6 +210,6 @@ def prepare(config: SyntheticTextConfig) -> Study:
     if config.method in WRITING:
         loaded_embedder(config.embedder)
     if config.one_look:
-        for _, embedder in parts_of(config, study.look).values():
+        for embedder in embedders_of(config).values():
             loaded_embedder(embedder)
     return study

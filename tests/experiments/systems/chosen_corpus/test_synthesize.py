@@ -27,6 +27,10 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def mine(table):
+    return table / "mine.jsonl"
+
+
 @pytest.fixture
 def table(tmp_path):
     """A table of one's own, and a folder of two public corpora, one of which is like it."""
@@ -95,6 +99,86 @@ def test_a_table_becomes_a_corpus_by_one_release(table, form, capsys):
         assert "canaryid" not in content and "canarytext" not in content, name
 
 
+@pytest.mark.parametrize("more", [(), ("--label", "topic", "--labels", "near,far")])
+def test_several_embedders_choose_and_another_judges_by_one_release(table, more, capsys):
+    rows = [
+        {**row, "topic": "near" if n % 3 else "far"} for n, row in enumerate(rows_of(mine(table)))
+    ]
+    mine(table).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["synthesize", f"{table}/mine.jsonl", *command(table, *more), "--json"]
+    several = ["--epsilon", "400", "--embedder", "hashed:8", "hashed:9", "--judge", "hashed:7"]
+    assert main([*given, *several]) == 0
+    record, out = json.loads(capsys.readouterr().out), table / "out"
+    drawn = {row["corpus"]: row["chosen"] for row in record["corpora"]}
+    assert drawn["near"] > 2 * drawn["far"]
+    ledger = Ledger.read(out / "ledger.jsonl")
+    assert len(ledger.charges) == (3 if more else 2)
+    assert ledger.spent(1e-4) == pytest.approx(400, rel=1e-2)
+    judged = record["choice"]["judged"]
+    assert judged["chosen"] < judged["mixture"]
+    for name in ("card.md", "report.html"):
+        content = (out / name).read_text()
+        assert "hashed:8" in content and "hashed:9" in content
+        assert "hashed:7 is in no objective" in content and "canaryid" not in content
+    again = carry_out.resume(out, progress=False).record
+    assert (
+        again["choice"] == record["choice"] and len(Ledger.read(out / "ledger.jsonl").charges) < 4
+    )
+
+
+def test_a_judge_decides_nothing(table, monkeypatch):
+    """With any other numbers of its own, the same texts are chosen."""
+    choices, settings = [], {"embedder": ["hashed:8", "hashed:9"], "judge": "hashed:7"}
+    made = config(table, "--run.reproducible_noise", "true", **settings)
+    original = corpus_run.choose
+    for factor in (1, -3):
+
+        def altered(evidence, *given, factor=factor, judge, **more):
+            return original(
+                evidence,
+                *given,
+                judge=judge._replace(embeddings_NxD=factor * judge.embeddings_NxD),
+                **more,
+            )
+
+        monkeypatch.setattr(corpus_run, "choose", altered)
+        choices.append(carry_out.run(made, table / f"{factor}", progress=False).record["choice"])
+    assert choices[0].pop("judged") != choices[1].pop("judged")
+    assert choices[0] == choices[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--embedder", "[hashed:8, hashed:8]"], "embedder differ"),
+        (["--embedder", "[hashed:8, hashed:9]", "--judge", "hashed:9"], "judge differ"),
+        (["--embedder", "[]"], "embedder list of one or more"),
+        (["--embedder", "[hashed:8, 3]"], "embedder text 3"),
+    ],
+)
+def test_embedders_that_cannot_be_are_refused(table, more, words):
+    refusal(lambda: config(table, *more), words)
+
+
+def test_an_embedder_that_noise_hides_is_refused_before_the_charge_and_named_after(
+    table, monkeypatch
+):
+    """Of two, one with too many dimensions for so few clients."""
+    two = {"embedder": ["hashed:8", "hashed:256"], "epsilon": 8}
+    made = config(table, **two)
+    refusal(lambda: carry_out.run(made, table / "out", progress=False), "with hashed:256: nothing")
+    assert not (table / "out" / "ledger.jsonl").exists()
+    nothing, visible = (np.zeros(0), np.zeros((1, 0)), np.zeros((1, 1))), corpus_study.visible
+
+    def by_few_dimensions(released):
+        return visible(released) if released.moments.dimension < 256 else nothing
+
+    monkeypatch.setattr(corpus_study, "visible", by_few_dimensions)
+    monkeypatch.setattr(corpus_study.Study, "require_visible", lambda *_: None)
+    record = carry_out.run(made, table / "again", progress=False).record
+    assert any("by hashed:256, which chose none" in text for text in record["cautions"])
+
+
 def test_a_data_frame_in_python(table):
     rows = rows_of(table / "mine.jsonl")
     clients = jp.data.from_dataframe(pd.DataFrame(rows), client="client", text="text")
@@ -140,13 +224,13 @@ def test_what_noise_would_hide_is_refused_before_the_charge(table):
             file.write(json.dumps({"client": f"canaryid{number}", "text": "one more"}) + "\n")
     enough = config(table, epsilon=0.3, delta=1e-4)
     study = registry.system_of(enough.system).part("study").prepare(enough)
-    study.require_visible(np.diag([study_of_pool(study), *[1e-9] * 7]))
+    study.require_visible({"embedding": np.diag([study_of_pool(study), *[1e-9] * 7])})
 
 
 def study_of_pool(study):
     """The largest eigenvalue of the covariance of the pool's embeddings."""
     texts = [text for corpus in study.pool.values() for text in corpus.columns["text"].to_pylist()]
-    return np.linalg.eigvalsh(np.cov(study.embedder(texts).T, bias=True))[-1]
+    return np.linalg.eigvalsh(np.cov(study.embedders["embedding"](texts).T, bias=True))[-1]
 
 
 def test_a_release_in_which_nothing_stands_out_is_refused(table, monkeypatch):

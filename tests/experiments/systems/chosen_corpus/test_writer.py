@@ -114,7 +114,7 @@ def test_written_text_that_is_like_the_clients_weighs_more(folder, tmp_path, mon
 def test_killed_between_rounds_it_goes_on_with_the_same_texts_at_no_further_cost(folder, tmp_path):
     made, out = config(folder), tmp_path / "out"
     straight = carry_out.run(made, tmp_path / "straight", progress=False).record
-    with stopped(corpus_run.text_pool, "choose_from", 2, after=True):
+    with stopped(corpus_run, "choose", 2, after=True):
         carry_out.run(made, out, progress=False)
     stored = {path: path.read_bytes() for path in (out / "artifacts").rglob("arrays.npz")}
     assert stored and len(Ledger.read(out / "ledger.jsonl").charges) == 2
@@ -158,8 +158,40 @@ def test_a_writer_that_falls_silent_and_odd_ends_of_lines_cost_no_release(folder
         made = config(tmp_path, section=section)
         record = carry_out.run(made, tmp_path / "out", progress=False).record
     assert [row["written"] for row in record["writer"]["rounds"]] == [0, 0, 0]
+    assert any("were chosen without it" in text for text in record["cautions"])
+    assert "A chosen public corpus" in (tmp_path / "out" / "card.md").read_text()
     lines = (tmp_path / "out" / "corpus.jsonl").read_text("utf-8").split("\n")
     assert len(lines) == TEXTS + 1 and "\u2028" in lines[0]
+
+
+REFUSALS = [
+    (400, {"error": "no"}),
+    (200, {"choices": [{"text": "half \ud83d"}]}),
+    (413, {}),
+    (200, b"<"),
+]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_refused_prompts_are_counted_and_end_no_charged_run(folder, tmp_path, every):
+    """After the trial every, or every third, prompt is refused, in one form after another."""
+
+    def answer(body, number):
+        if number > 4 and number % every == 0:
+            return REFUSALS[number // every % 4]
+        return 200, f"written {number} {NEAR[number % len(NEAR)]}"
+
+    with completions(answer) as (api, asked):
+        section = f'writer: {{generator: {{api: "{api}", model: m}}, texts: 30, rounds: 2, '
+        section += f'vocab_size: 300, cache: "{folder}/cache"}}\n'
+        record = carry_out.run(config(folder, section=section), tmp_path, progress=False).record
+    rounds = record["writer"]["rounds"]
+    refused = sum(n % every == 0 for n in range(5, len(asked) + 1))
+    assert len(asked) == 64 and sum(row["refused"] for row in rounds) == refused
+    assert rounds[-1]["written"] == 60 - refused and len(rows_of(tmp_path)) == TEXTS
+    assert f"refused {refused} prompts" in (tmp_path / "report.html").read_text()
+    without = any("were chosen without it" in text for text in record["cautions"])
+    assert without == (every == 1)
 
 
 @pytest.mark.parametrize(

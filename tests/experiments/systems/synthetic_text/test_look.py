@@ -22,7 +22,7 @@ def test_the_nearest_texts_are_chosen_where_the_noise_hides_all_distances():
     """Also where there are lists without texts, which are as far as texts can be."""
     function = embedder("hashed:16")
     target = moments(np.asarray(function(NEAR)), 1.0)
-    look = Look({EMBEDDING: (FredPlan.without_privacy(), "hashed:16")}, 100)
+    look = Look(FredPlan.without_privacy(), {EMBEDDING: "hashed:16"}, 100)
     for entry in (0.0, 0.5):
         found = look.judged({EMBEDDING: released(target, entry)}, [["", " "], FAR, NEAR], 1)
         assert found["chosen"] == 2
@@ -34,7 +34,7 @@ def test_texts_are_chosen_across_corpora():
     """Clients who are like half of each of two corpora: that half of each is chosen."""
     function = embedder("hashed:16")
     corpora = {"first": [*NEAR[:20], *FAR[:20]] * 5, "second": [*NEAR[20:], *FAR[20:]] * 5}
-    look = Look({EMBEDDING: (FredPlan.without_privacy(), "hashed:16")}, 100)
+    look = Look(FredPlan.without_privacy(), {EMBEDDING: "hashed:16"}, 100)
     target = released(moments(np.asarray(function(NEAR)), 1.0), 0.0)
     record, arrays = look.chosen(target, corpora, 100)
     texts = arrays["texts"].tolist()
@@ -50,7 +50,7 @@ def test_choices_read_the_one_release_and_ask_nobody(tmp_path):
     texts = {f"client {number}": {"text": [text]} for number, text in enumerate(NEAR)}
     clients = embed(from_clients(texts), function, progress=False)
     plan = FredPlan.calibrated(epsilon=50.0, delta=1e-3)
-    look = Look({EMBEDDING: (plan, "hashed:8")}, len(clients))
+    look = Look(plan, {EMBEDDING: "hashed:8"}, len(clients))
     path = tmp_path / "ledger.jsonl"
     run = Run(tmp_path, look.algorithm, clients, Setting({}), ledger=path)
     with run:
