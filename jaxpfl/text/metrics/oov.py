@@ -10,7 +10,8 @@ with the position because sentences end; `OOVRates` has the counts for both.
 
 The rates of sentences that a private model generated are post-processing, and as public as the
 model. Those of clients' own sentences are exact counts of private data: PRIVATE in a deployment,
-they serve in a simulation to check the former.
+they serve in a simulation to check the former. `oov_counts` is what a client counts where the
+overall rate is a release (`algorithms.federated_sums`).
 
 Source: Augenstein et al. 2020, Section 5 and Appendix B, Figures 1 and 4, Table 6.
 """
@@ -65,12 +66,22 @@ def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
     check_token_rows("tokens", tokens_NxT)
     if tokens_NxT.size and np.all(tokens_NxT[:, 0] == BOS):
         tokens_NxT = tokens_NxT[:, 1:]
-    is_word_NxT = (tokens_NxT != PAD) & (tokens_NxT != EOS)
     return OOVRates(
         oov_T=np.count_nonzero(tokens_NxT == OOV, axis=0),
-        words_T=np.count_nonzero(is_word_NxT, axis=0),
+        words_T=np.count_nonzero(_is_word(tokens_NxT), axis=0),
         sentences=len(tokens_NxT),
     )
+
+
+def oov_counts(tokens_NxT: np.ndarray) -> np.ndarray:
+    """Unknown words and other words of each such sentence, float32 [sentences, 2]."""
+    oov_N = np.count_nonzero(tokens_NxT == OOV, axis=1)
+    words_N = np.count_nonzero(_is_word(tokens_NxT), axis=1)
+    return np.stack([oov_N, words_N - oov_N], axis=1).astype(np.float32)
+
+
+def _is_word(tokens_NxT: np.ndarray) -> np.ndarray:
+    return (tokens_NxT != PAD) & (tokens_NxT != EOS) & (tokens_NxT != BOS)
 
 
 def oov_rates_of(population: Population) -> OOVRates:

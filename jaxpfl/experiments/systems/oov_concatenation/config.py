@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, PositiveInt
+from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, Positive, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import sections
 
@@ -24,11 +24,16 @@ class CharacterModelConfig(Checked):
 
 @dataclass(frozen=True)
 class WordsConfig:
-    """The word-level model, which shows WHERE in sentences words are out of vocabulary."""
+    """The word-level model, which shows WHERE in sentences words are out of vocabulary.
+
+    `rate_epsilon` is epsilon of the count of the clients' own words out of the vocabulary, in the
+    sentences that the model may be trained on; required by a private study.
+    """
 
     privacy: sections.PrivacyConfig
     training: sections.TrainingConfig
     model: sections.LanguageModelConfig = field(default_factory=sections.LanguageModelConfig)
+    rate_epsilon: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class OovConcatenationConfig:
     scaled_up: sections.ScaledUpConfig | None = None
     run: sections.RunConfig = field(default_factory=sections.RunConfig)
 
-    metrics: ClassVar[set[str]] = {"oov_overall", "epsilon"}
+    metrics: ClassVar[set[str]] = {"oov_overall", "oov_generated", "epsilon"}
 
     def __post_init__(self) -> None:
         public = self.data.public
@@ -102,6 +107,12 @@ class OovConcatenationConfig:
                     f"{name}.privacy.ledger must be absent: each world has a ledger of its own in "
                     "the study's directory"
                 )
+        if words.private != (self.words.rate_epsilon is not None):
+            raise InputError(
+                "words.rate_epsilon is required where words.privacy.private is true, because the "
+                "clients' rate of words out of the vocabulary is a private release, and must be "
+                f"absent where it is false, found {self.words.rate_epsilon}"
+            )
         if words.delta != characters.delta:
             raise InputError(
                 "words.privacy.delta and characters.privacy.delta must be equal, because both "

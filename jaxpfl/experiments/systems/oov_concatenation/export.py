@@ -22,7 +22,7 @@ def made(
     models, plan = [], None
     words = {"words": Vocabulary.load(directory / "vocabulary.json")}
     for world, about in record["worlds"].items():
-        for kind, privacy in about["privacy"].items():
+        for kind in ("words", "characters"):
             name = f"{kind}_{world}"
             folder = directory / "runs" / name
             plan = planned(folder, {**to_mapping(config), "run name": name})
@@ -32,7 +32,7 @@ def made(
                 study.algorithm(kind),
                 config.run.seed,
                 ledger=directory / LEDGER.format(world),
-                privacy=privacy,
+                privacy=about["privacy"][kind],
             )
             fields = fields_of(config.data.source) if kind in words else {}
             of = study.models[kind], params, words.get(kind)

@@ -12,7 +12,7 @@ from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import percent
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
-from jaxpfl.experiments.systems.oov_concatenation.study import BOTH
+from jaxpfl.experiments.systems.oov_concatenation.study import RATE, WORLD
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
@@ -22,40 +22,47 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     costliest = max(worlds, key=lambda world: world["composed_guarantee"]["epsilon"] or 0.0)
     guarantee, rows = costliest["composed_guarantee"], []
     for world in worlds:
-        first, overall = percent(world["oov_by_position"][0]), percent(world["oov_overall"])
+        first, generated = percent(world["oov_by_position"][0]), percent(world["oov_generated"])
         spaces = [" " in word["word"] for word in world["top_words"]]
-        rows.append((_bug(world), first, overall, f"{sum(spaces)} of {len(spaces)}"))
-    columns = ("", "OOV at position 1", "OOV overall", "top words with a space")
+        clients = f"{percent(world['oov_overall'])} ± {percent(world['oov_noise'])}"
+        rows.append((_bug(world), clients, first, generated, f"{sum(spaces)} of {len(spaces)}"))
+    columns = ("", "OOV of the clients", "generated: OOV at position 1", "OOV overall")
+    columns += ("top words with a space",)
     picture = _by_position(worlds, mark_of(record["stamp"]))
     return Page(
         title="Which words does the vocabulary lack? Federated language models",
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of {size:,} words "
         f"from {source}",
         stamp=record["stamp"],
-        privacy=f"{guarantee['statement']}, {BOTH}, everything on its ledger",
+        privacy=f"{guarantee['statement']}, {WORLD}, everything on its ledger",
         privacy_notes=[
             *no_protection(guarantee["epsilon"]),
-            "This is the composed guarantee of the word model and the character model of one "
-            "world, which is what a deployment would spend. This page shows several worlds of the "
-            "same clients, which costs more:",
+            "This is the composed guarantee of the word model, the character model and the count "
+            "of one world, which is what a deployment would spend. This page shows several worlds "
+            "of the same clients, which costs more:",
             f"all {len(worlds)} worlds, as shown here, everything on their ledgers: "
             f"{record['privacy']}",
-            *(f"the model of {kind}: {text}" for kind, text in costliest["privacy"].items()),
+            *(
+                f"the {'count' if kind == RATE else f'model of {kind}'}: {text}"
+                for kind, text in costliest["privacy"].items()
+            ),
             *(f"{name}: {statement}" for name, statement in record["at_scale"].items()),
         ],
         facts=[
             (f"{plan[name]:g}", f"{name.replace('_', ' ')}, {kind} model")
             for name in ("rounds", "clients_per_round", "noise_multiplier")
             for kind, plan in record["plans"].items()
+            if kind != RATE
         ],
         sections=[
             Section(
                 "Where: words out of vocabulary (OOV) by their position in generated sentences",
                 f"{drawn['sentences']:,} sentences drawn from each word model, against the "
                 f"vocabulary of {source}. The bug joins the first two words of a share of the "
-                "sentences.",
+                "sentences. The rate of the clients is of their own sentences, as a private count "
+                "with the standard deviation of its noise.",
                 [("oov_by_position", "OOV rate by position", picture)],
-                Table(columns, rows, (1, 2, 3)),
+                Table(columns, rows, (1, 2, 3, 4)),
             ),
             Section(
                 f"Which: the {drawn['top']} most probable words of the character models",
@@ -78,7 +85,7 @@ def _by_position(worlds: Sequence[Mapping[str, Any]], mark: str) -> Any:
     for index, world in enumerate(worlds):
         # There is no rate where no sentence has a word.
         rates = 100 * np.array(world["oov_by_position"], float)
-        label = f"{_bug(world)} of sentences; {percent(world['oov_overall'])} overall"
+        label = f"{_bug(world)} of sentences; {percent(world['oov_generated'])} overall"
         plots.curve(axes, list(enumerate(rates, 1)), index, label=label)
     # Rates of 1 % and of 90 % must both be visible.
     plots.logarithmic(axes)

@@ -1,4 +1,4 @@
-"""Carries out the study of joined words: the models of each world, and what they generate."""
+"""Carries out the study of joined words: each world's models, what they generate, its count."""
 
 import dataclasses
 import hashlib
@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
+from jaxpfl.algorithms.federated_sums import Rates
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.experiments.records.artifacts import Artifact
-from jaxpfl.experiments.systems.oov_concatenation.study import Study
+from jaxpfl.experiments.systems.oov_concatenation.study import RATE, Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate, stored_params
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
@@ -38,7 +39,10 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "privacy": composed["statement"],
         "metrics": {
             "epsilon": composed["epsilon"],
-            "oov_overall": {f"{w['probability']:g}": w["oov_overall"] for w in worlds.values()},
+            **{
+                name: {f"{world['probability']:g}": world[name] for world in worlds.values()}
+                for name in ("oov_overall", "oov_generated")
+            },
         },
         "population": study.clients.name,
         "unit": study.clients.unit,
@@ -53,7 +57,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
 def _world(
     study: Study, workspace: Workspace, name: str, starts: Mapping[str, tuple[Any, str]]
 ) -> dict[str, Any]:
-    """The record of one world, whose two models are charged to one ledger."""
+    """The record of one world, whose two models and count are charged to one ledger."""
     config, share, results = study.config, study.worlds[name], {}
     ledger = workspace.directory / LEDGER.format(name)
     clients = concatenate_first_words(study.clients, share, config.run.seed)
@@ -67,6 +71,17 @@ def _world(
             start=identity,
         )
     params = {kind: result.params for kind, result in results.items()}
+    kind = f"{RATE}_{name}"
+    results[RATE] = workspace.train(
+        study.algorithm(RATE)._replace(name=kind),
+        clients,
+        name=kind,
+        privacy=config.words.privacy,
+        ledger=ledger,
+        start=starts["words"][1],
+        ask=lambda: study.examples(RATE, clients),
+    )
+    (rate,), (noise,) = Rates.of(study.plans[RATE], results[RATE].state)
     found = workspace.artifacts().load_or_compute(
         f"generated_{name}",
         lambda: Artifact(_generate(study, params, workspace.progress)),
@@ -76,6 +91,8 @@ def _world(
         "probability": share,
         "composed_guarantee": workspace.composed_guarantee([ledger], config.words.privacy.delta),
         "privacy": {kind: restate(result.out, ledger) for kind, result in results.items()},
+        "oov_overall": rate,
+        "oov_noise": noise,
         **found.record,
     }
 
@@ -102,4 +119,4 @@ def _generate(study: Study, params: Mapping[str, Any], progress: bool) -> dict[s
         progress=progress,
     )
     words = [{"word": each.word, "log_probability": each.log_probability} for each in top.words]
-    return {"oov_by_position": rates.rate_T, "oov_overall": rates.overall, "top_words": words}
+    return {"oov_by_position": rates.rate_T, "oov_generated": rates.overall, "top_words": words}

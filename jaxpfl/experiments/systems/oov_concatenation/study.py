@@ -1,18 +1,20 @@
 """The study of joined words: federated language models reveal a bug of a tokeniser.
 
 Source: Augenstein et al. 2020, section 5 and appendix B. In a share of the sentences the first two
-words are joined into one, which is out of vocabulary. Two models are trained privately:
+words are joined into one, which is out of vocabulary. Two models are trained privately, and the
+clients' own words are counted:
 
     words        on whole sentences: it shows WHERE in a sentence words are out of vocabulary
     characters   on the clients' out-of-vocabulary words only: it shows WHICH words these are
+    rate         how many of the clients' words are out of vocabulary, by one release (Table 6)
 
-Each share of the bug is a WORLD of its own, in which the same clients have another history. The two
-models of a world are charged to one ledger; the page also states the cost of all worlds.
+Each share of the bug is a WORLD of its own, in which the same clients have another history. The
+three releases of a world are charged to one ledger; the page also states the cost of all worlds.
 
     vocabulary.json              the words of the public corpus
     artifacts/                   initial parameters of the character model; the generated text
-    runs/KIND_WORLD/             the run of each model, with a report of its own
-    worlds/WORLD/ledger.jsonl    the releases of both models
+    runs/KIND_WORLD/             the run of each model and of the count, with a report of its own
+    worlds/WORLD/ledger.jsonl    the releases of a world
 """
 
 import dataclasses
@@ -24,6 +26,7 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.federated_sums import COLUMN, federated_sums, plan_of_everyone
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
@@ -37,15 +40,17 @@ from jaxpfl.models.base import initialised, require_room
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.character.words import char_lm, log_prior, oov_words
+from jaxpfl.text.metrics.oov import oov_counts
 from jaxpfl.text.tokenisers.public_words import public_words
 from jaxpfl.text.tokenisers.vocabulary import with_words
 
-BOTH = "both models of a world"
+WORLD = "everything of a world"
+RATE = "rate"
 
 
 @dataclass(frozen=True)
 class Study(base.Study):
-    """The two models of each world.
+    """The two models of each world, and the count of its words.
 
     Attributes:
       clients: the training clients without the bug, with their words; PRIVATE.
@@ -59,12 +64,17 @@ class Study(base.Study):
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """The plans of both models, which are the same in every world."""
+        """The plans of both models and of the count, which are the same in every world."""
         both = {"words": self.config.words, "characters": self.config.characters}
         number = len(self.clients)
-        return {
+        plans = {
             kind: description.cached_plan(s.privacy, s.training, number) for kind, s in both.items()
         }
+        words = self.config.words
+        # No client counts more words than that.
+        most = words.training.max_examples * words.model.sequence_length
+        rate = plan_of_everyone(number, most, words.rate_epsilon, words.privacy.delta)
+        return {**plans, RATE: rate}
 
     @cached_property
     def models(self) -> dict[str, Any]:
@@ -82,7 +92,10 @@ class Study(base.Study):
         return {f"bug_{100 * share:g}_percent": share for share in self.config.bug.probabilities}
 
     def algorithm(self, kind: str, start: Any = None) -> Algorithm:
-        """Trains a model; `start` as in `algorithms.fed_avg`."""
+        """Trains a model, with `start` as in `algorithms.fed_avg`, or counts the words."""
+        if kind == RATE:
+            most = self.config.words.training.max_examples
+            return federated_sums(self.plans[RATE], length=2, max_examples=most)
         training = getattr(self.config, kind).training
         return build.build_algorithm(self.models[kind], training, self.plans[kind], start)
 
@@ -98,19 +111,25 @@ class Study(base.Study):
             with description.tracing(f"a round of {kind}"):
                 models[kind] = description.Sized.of(model.name, description.shapes_of(model))
                 rounds[kind] = rehearse(partial(self.algorithm, kind), columns[kind])
+        counts = {COLUMN: column((2,), np.float32)}
+        rounds[RATE] = rehearse(partial(self.algorithm, RATE), counts)
         delta, events = self.config.words.privacy.delta, [p.event() for p in self.plans.values()]
         if delta is not None:
-            for name, number in ((BOTH, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
+            for name, number in ((WORLD, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
                 together[name] = Guarantee.of_events(events * number, delta)
         releases, together = super().describe().releases, {**together, **self.at_scale()}
         return description.Description(models, rounds, releases, together=together)
 
     def at_scale(self) -> dict[str, Guarantee]:
         """The cost of one world at `scaled_up`."""
-        return at_scale(BOTH, self.config.scaled_up, list(self.plans.values()))
+        plans, count = [self.plans["words"], self.plans["characters"]], self.plans[RATE]
+        return at_scale(WORLD, self.config.scaled_up, plans, [count.noise_multiplier])
 
     def examples(self, kind: str, clients: Population) -> Population:
-        """The examples that a model is trained on."""
+        """The examples that a model is trained on, or that the count reads."""
+        if kind == RATE:
+            tokens_NxT = np.asarray(self.examples("words", clients).columns["tokens"])
+            return clients.with_columns({COLUMN: oov_counts(tokens_NxT)})
         if kind == "words":
             return self.vocabulary.encode(clients, self.config.words.model.sequence_length)
         return oov_words(clients, self.vocabulary, self.config.characters.model.max_bytes)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import jaxpfl as jp
+from jaxpfl.data.columns import WORD_SEPARATOR
+from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config.sections import ScaledUpConfig
@@ -18,7 +20,7 @@ from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
 from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.privacy import Plan
-from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from tests.experiments import canaries
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.crashes import crashed_and_resumed
@@ -35,6 +37,7 @@ system: oov_concatenation
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
         split: {{train: 1.0, valid: 0.0, test: 0.0}}}}
 words:
+  rate_epsilon: 4.0
   model: {{vocab_size: 24, embedding: 8, hidden: 8, projection: 8, sequence_length: 6}}
   privacy: {{noise_multiplier: 0.7, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 20.0}}
   training: {{rounds: 3, clients_per_round: 8, batch_size: 4, max_examples: 8,
@@ -81,24 +84,26 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
     charges = []
     for name, world in record["worlds"].items():
         ledger = Ledger.read(straight / "worlds" / name / "ledger.jsonl")
-        assert len(ledger) == 6
+        # Three rounds of each model, and the count.
+        assert len(ledger) == 7
         charges += ledger.charges
         labels = {charge.label for charge in ledger.charges}
-        assert labels == {f"words_{name}", f"characters_{name}"}
+        assert labels == {f"words_{name}", f"characters_{name}", f"rate_{name}"}
         assert world["composed_guarantee"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
         for kind, statement in world["privacy"].items():
             assert "with everything else on its ledger" in statement
             result = json.loads((straight / "runs" / f"{kind}_{name}" / "result.json").read_text())
             assert result["privacy"] == statement
         assert len(world["oov_by_position"]) == 6 and len(world["top_words"]) <= 5
-        alone = study_plan(config_path).epsilon()
-        # More than one of them costs, less than both costs added.
-        assert alone < world["composed_guarantee"]["epsilon"] < 2 * alone
+        plans = oov_concatenation.prepare(registry.load(config_path)).plans.values()
+        costs = [plan.epsilon() for plan in plans]
+        # More than one of them costs, less than all costs added.
+        assert max(costs) < world["composed_guarantee"]["epsilon"] < sum(costs)
         log_p = [each["log_probability"] for each in world["top_words"]]
         assert log_p == sorted(log_p, reverse=True)
     # Each run has a secret of its own, which everything it draws follows from.
-    assert len({charge.run for charge in charges}) == 4
-    assert len({charge.identity for charge in charges}) == len(charges) == 12
+    assert len({charge.run for charge in charges}) == 6
+    assert len({charge.identity for charge in charges}) == len(charges) == 14
     assert not list(straight.rglob("*secret*"))
     # Both worlds' models come from the same clients, and the page shows both.
     one = record["worlds"]["bug_0_percent"]["composed_guarantee"]["epsilon"]
@@ -116,11 +121,32 @@ def test_its_scores_can_be_swept(straight, config_path):
     worlds = record["worlds"]
     assert found == {
         "epsilon": record["metrics"]["epsilon"],
-        "oov_overall": {
-            "0": worlds["bug_0_percent"]["oov_overall"],
-            "1": worlds["bug_100_percent"]["oov_overall"],
+        **{
+            name: {
+                "0": worlds["bug_0_percent"][name],
+                "1": worlds["bug_100_percent"][name],
+            }
+            for name in ("oov_overall", "oov_generated")
         },
     }
+
+
+def test_the_rate_of_the_clients_own_words_is_a_private_count(config_path, straight):
+    """Table 6: it is that of a loop over their sentences, up to the noise that it states."""
+    study = oov_concatenation.prepare(registry.load(config_path))
+    for name, share in study.worlds.items():
+        clients = concatenate_first_words(study.clients, share, study.config.run.seed)
+        unknown = total = 0
+        for sentence in clients.columns["words"].to_pylist():
+            # As long as a row of the model, whose last id may be the end.
+            words = sentence.split(WORD_SEPARATOR)[: study.config.words.model.sequence_length]
+            total += len(words)
+            unknown += sum(word not in study.vocabulary for word in words)
+        world = json.loads((straight / "result.json").read_text())["worlds"][name]
+        assert world["oov_overall"] == pytest.approx(unknown / total, abs=5 * world["oov_noise"])
+        charges = Ledger.read(straight / "worlds" / name / "ledger.jsonl").charges
+        (count,) = [charge for charge in charges if charge.label == f"rate_{name}"]
+        assert guarantee_of([count], 1e-3).epsilon() == pytest.approx(4.0, rel=1e-3)
 
 
 def test_every_number_says_what_it_is_of(straight, config_path):
@@ -181,6 +207,7 @@ def test_the_same_noise_of_the_mean_on_more_clients():
         ("prefinetune_epochs: 1 -> prefinetune_epochs: -1", "prefinetune_epochs"),
         ("{folder}/public.jsonl -> split:public", "data.public must name a public corpus"),
         ("noise_multiplier: 0.7 -> ledger: x, noise_multiplier: 0.7", "privacy.ledger"),
+        ("  rate_epsilon: 4.0\n -> ", "words.rate_epsilon is required"),
         ("noise_multiplier: 0.7 -> epsilon: 5.0", "privacy.epsilon must be absent"),
     ],
 )
