@@ -61,6 +61,23 @@ def test_without_noise_each_embedding_has_the_moments_of_a_loop(tmp_path, labels
             np.testing.assert_allclose(found.covariance_DxD, wanted[2], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("column", COLUMNS)
+def test_an_example_that_lacks_one_embedding_is_in_none(tmp_path, column):
+    """Else the count, which is of all, would not be that of the others' sums."""
+    population = clients(14)
+    columns = {name: population.column(name).copy() for name in population.columns}
+    columns[column][:6] = np.nan
+    plan = FredPlan.without_privacy(clip_norm=CLIP, shares=SHARES)
+    unfit = population.with_columns(columns)
+    state = asked(fred(plan, units=14, dimension=COLUMNS), unfit, tmp_path).state
+    rest = population.keeping(np.arange(population.num_examples) >= 6)
+    for name, (part, of) in zip(COLUMNS, by_embedding(plan, state), strict=True):
+        wanted = reference(rest, name)
+        np.testing.assert_allclose(
+            moments(part, of).moments.mean_D, wanted[1], rtol=1e-4, atol=1e-5
+        )
+
+
 @pytest.mark.parametrize("labels", [1, 2])
 @pytest.mark.parametrize("rows", [1, 32])
 def test_all_embeddings_of_a_client_move_a_release_by_the_sensitivity_of_one(rows, labels):

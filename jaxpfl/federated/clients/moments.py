@@ -190,6 +190,9 @@ class JointMoment:
         key: jax.Array,
     ) -> "tuple[_Total, ...]":
         shared = {name: column for name, column in batch.items() if name not in self.columns}
+        # The count is of all embeddings, so that an example that lacks one is in none.
+        for column in self.columns:
+            mask_B = mask_B & jnp.all(jnp.isfinite(batch[column]), axis=-1)
         return tuple(
             self.of_one.step(centre, total, {column: batch[column], **shared}, mask_B, key)
             for centre, total, column in zip(centres, totals, self.columns, strict=True)
