@@ -122,7 +122,7 @@ def writers() -> Population:
 
 
 def popri() -> tuple[Algorithm, Population]:
-    changes = {"prompts": 4, "responses": 2, "rejected_rank": 2, "lora": LoRA(rank=2, alpha=4.0)}
+    changes = {"prompts": 12, "responses": 2, "rejected_rank": 2, "lora": LoRA(rank=2, alpha=4.0)}
     preference = PreferenceSettings(batch_size=4, multiple=32)
     settings = dataclasses.replace(SETTINGS, **changes, preference=preference)
     # Much noise: the state shows the order of the scores alone, and that has to differ.
