@@ -139,12 +139,14 @@ class Trained:
     def _computed(self, function: Any, inputs: np.ndarray, block: int) -> np.ndarray:
         """`function(params, inputs)` of all rows, a block of one shape at a time."""
         function, inputs = jax.jit(function), np.asarray(inputs)
-        parts = [np.zeros((0, 1), np.float32)]
+        if not len(inputs):
+            raise InputError("there are no rows to predict for")
+        parts = []
         for start in range(0, len(inputs), block):
             part = inputs[start : start + block]
             padding = [(0, block - len(part)), *[(0, 0)] * (part.ndim - 1)]
             parts.append(np.asarray(function(self.params, np.pad(part, padding)))[: len(part)])
-        return np.concatenate(parts[1:] or parts)
+        return np.concatenate(parts)
 
     def _read(self, rows: Any) -> tuple[str, list[int], Any]:
         """What names the rows in messages, their numbers, and what the model reads of them."""
@@ -167,8 +169,6 @@ class Trained:
                     f"names: give the values of {named_columns}, in this order"
                 )
             where, inputs = "rows", data.columns.as_column("rows", rows)
-            if not len(inputs):
-                raise InputError("rows: there are none")
             numbers = list(range(1, len(inputs) + 1))
         if name == "text":
             if not isinstance(inputs, pa.Array):
@@ -219,8 +219,8 @@ class Trained:
     def _ids(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids that a recurrent model reads of texts: the beginning, and the end of each."""
         if isinstance(self.words, Vocabulary):
-            known, start = self.words.ids, vocabulary.BOS
-            ids = [[known.get(w, vocabulary.OOV) for w in self.words.split(text)] for text in texts]
+            words, start = self.words, vocabulary.BOS
+            ids = [[words.ids.get(w, vocabulary.OOV) for w in words.split(text)] for text in texts]
         else:
             start, ids = characters.BOS, [characters.ids_of(text) for text in texts]
         return [np.array([start, *row[-_READ:]], np.int32) for row in ids]

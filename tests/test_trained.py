@@ -157,7 +157,7 @@ def test_columns_with_names_are_refused_in_python(folder):
     """Their order need not be the features'."""
     rows = {"b": [0.25], "a": [-1.5]}
     refusal(lambda: jp.load(folder).predict(rows), "a, b, in this order")
-    refusal(lambda: jp.load(folder).predict(np.zeros((0, 2), np.float32)), "none")
+    refusal(lambda: jp.load(folder).predict(np.zeros((0, 2), np.float32)), "no rows")
 
 
 def test_a_class_of_ones_own_with_a_name_of_ours_is_not_ours(tmp_path):

@@ -120,8 +120,8 @@ def generated(
         if study.sends:
             question = question_of(models, study.plan)
             algorithm = Algorithm(config.algorithm, missing, missing, question.queries)
-            asked = question.prepare(train) if question.prepare else train
-            releaser = releaser_of(algorithm, asked, ledger)
+            prepared = question.prepare(train) if question.prepare else train
+            releaser = releaser_of(algorithm, prepared, ledger)
         phases = Phases(Artifacts(folder / "artifacts", run=arm), releaser)
         author = METHODS[config.algorithm](Tuning(models, phases, folder), question and question.of)
         texts = enough(lambda number, part: author.texts(number, later=part), options["texts"])

@@ -110,6 +110,33 @@ def test_a_process_whose_embeddings_differ_ends_both_before_a_charge(pipeline_co
     assert [line for lines in ledgers(out).values() for line in lines] == []
 
 
+INTERRUPTED = """
+import os, signal, sys
+from jaxpfl import cli
+from jaxpfl.federated.release.releaser import Releaser
+step = Releaser.step
+def interrupted(self, act, *rest):
+    returned = step(self, act, *rest)
+    if sys.argv[-1].endswith(",0/2") and act.__module__.endswith("fed_avg"):
+        os.kill(os.getpid(), signal.SIGINT)
+    return returned
+Releaser.step = interrupted
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_the_rounds_after_fred_ends_both_with_its_sentence(
+    pipeline_config, tmp_path
+):
+    """Process 0 restates what FreD's release cost while the other one waits for its end."""
+    out, how = tmp_path / "run", ("-c", INTERRUPTED)
+    for code, _, errors in ended(started(pipeline_config, out, 2, CHANGES["fred"], how), 900):
+        assert code == 130, errors
+        assert "interrupted after round 1" in errors
+    assert (out / "report.html").exists()
+
+
 @pytest.mark.slow
 def test_a_remote_model_is_asked_by_process_0_alone(synthetic_config, tmp_path):
     mapping, requests = to_mapping(synthetic_config("private_evolution")), []

@@ -45,7 +45,7 @@ from jaxpfl.data.readers.plain_columns import (
     whole,
     wider,
 )
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, named
 
 _KINDS = {
     "client": (str, int),
@@ -321,7 +321,8 @@ class Fields:
         if not cells.are_arrays(column.type):
             return None
         try:
-            values = cells.arrays(column)
+            with named(f"field {name!r}"):
+                values = cells.arrays(column)
         except cells.UnfitError as error:
             raise FaultError(*error.args) from None
         if self._types.get(name, values.type) != values.type:

@@ -9,6 +9,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxpfl import checks
@@ -35,10 +36,15 @@ def require_optimizer(name: str, value: object, steps: int = 0) -> None:
 
 @functools.lru_cache(256)
 def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: int) -> None:
-    params = {"w": jnp.ones(1)}
-    step = jax.jit(lambda state: updated(optimizer, params, state, params))
+    params = {"w": np.ones(1, np.float32)}
+
+    @jax.jit
+    def moved(state: optax.OptState) -> tuple[jax.Array, optax.OptState]:
+        updates, state = updated(optimizer, params, state, params)
+        return jnp.any(updates["w"] != 0), state
+
     try:
-        jax.eval_shape(step, jax.eval_shape(optimizer.init, params))
+        jax.eval_shape(moved, jax.eval_shape(optimizer.init, params))
     # Another error is that of one for a certain tree, which cannot be tried on this one.
     except Exception as error:
         if "keyword-only" not in str(error):
@@ -46,11 +52,11 @@ def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: i
         what = ", ".join(re.findall(r"'(\w+)'", str(error)))
         reason = f"{name} must be an optimiser of gradients alone, found one that needs {what}"
         raise InputError(reason) from None
-    state = optimizer.init(params)
+    state = jax.jit(optimizer.init)(params) if steps else ()
     # One that never moves this tree may be made for another.
     for number in range(1, steps + _LATER if steps else 1):
-        updates, state = step(state)
-        if jnp.any(updates["w"] != 0):
+        has_moved, state = moved(state)
+        if has_moved:
             if number <= steps:
                 return
             raise InputError(

@@ -42,8 +42,10 @@ T = TypeVar("T")
 LOST_AFTER = 30.0
 """Seconds without a sign of life after which a process counts as gone."""
 
-LOST_BEFORE = 45
-"""Seconds after which JAX ends the others if a process is lost before the run has begun."""
+LOST_BEFORE = 60
+"""Seconds after which JAX ends the others if a process is lost before the run has begun.
+
+Under way, `LOST_AFTER` must pass first, on a busy machine too, because JAX says no sentence."""
 
 JOINED_WITHIN = 300.0
 """Seconds that the others wait for a process that has not begun the run, and may load its data."""
@@ -159,7 +161,8 @@ class Group(AbstractContextManager["Group"]):
 
         Args:
           compute: its value is made of JSON's types and arrays; a tuple arrives as a list.
-          status: of this process, in JSON's types. If it is given, `compute` gets those of all.
+          status: of this process, in JSON's types. If it is given, `compute` gets those of all. Of
+            process 0 it gets the object itself, so that it sees what is added meanwhile.
         """
         statuses = [status]
         if self._alone:
