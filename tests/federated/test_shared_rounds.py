@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -344,3 +345,22 @@ def test_objects_are_no_decisions(value, run):
 def test_statuses_of_all_reach_process_0(run):
     program = lambda group: group.decide("it", lambda statuses: statuses, [group.index])  # noqa: E731
     assert run(program, program)[:2] == ([[0], [1]], [[0], [1]])
+
+
+def test_nobody_leaves_a_failure_of_all_before_process_0_has_saved_what_it_can(run):
+    """Process 0 would take one that has left for dead, and be ended."""
+    left, saved = threading.Event(), list[bool]()
+
+    def ends(group: processes.Group, after: Callable[[], None], before: Callable[[], None]) -> None:
+        try:
+            group.decide("a round", lambda: raised(InputError("a callback has a bug")))
+        except InputError as error:
+            before()
+            group._leave(error)
+            after()
+            raise
+
+    here = partial(ends, before=lambda: saved.append(not left.wait(0.5)), after=lambda: None)
+    there = partial(ends, before=lambda: None, after=left.set)
+    assert all(isinstance(error, InputError) for error in run(here, there)[:2])
+    assert saved == [True]

@@ -138,20 +138,23 @@ class Group(AbstractContextManager["Group"]):
                 # It fails as soon as another process is gone. Which one is seen a little later, and
                 # then the watching thread ends this process.
                 time.sleep(LOST_AFTER + 2 * _SIGN_EVERY)
-            if error is None:
-                # No process ends well alone.
-                self.decide("its end", lambda: None)
-            elif error is not self._shared_error:
-                self._fail(error)
-            else:
-                # What another one saves may take long, and it would take this one for dead.
-                with suppress(BaseException):
-                    self.decide("its end", lambda: None)
+            self._leave(error)
         finally:
             Group.current = None
             self._over.set()
             self._watch.join()
             _UNDER_WAY.release()
+
+    def _leave(self, error: BaseException | None) -> None:
+        if error is None:
+            # No process ends well alone.
+            self.decide("its end", lambda: None)
+        elif error is not self._shared_error:
+            self._fail(error)
+        else:
+            # What another one saves may take long, and it would take this one for dead.
+            with suppress(BaseException):
+                self.decide("its end", lambda: None)
 
     def decide(self, label: str, compute: Callable[..., T], status: Any = None) -> T:
         """What `compute` returns or raises in process 0, which alone calls it, in all processes.
