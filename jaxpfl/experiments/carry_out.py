@@ -12,6 +12,7 @@ All other files are the system's. `resume` continues from what is already stored
 same bits as an uninterrupted run.
 """
 
+import json
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
+from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt, where_begun
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
@@ -93,10 +95,11 @@ def run(
         # The config that is written names the weights, which a branch of the hub does not.
         system, shown = system_of(config.system), progress and leads()
         workspace = Workspace(pinned(config), directory, shown, shared, system)
+        _require_alike(workspace.config)
         with processes.led(files.exclusive(directory)):
             processes.decide("the directory", require_new)
             _ = workspace.study  # All processes read their clients at once.
-            processes.decide("the config", workspace.begin)
+            processes.decide("the beginning", workspace.begin)
             with resumable(directory):
                 return _carried_out(workspace, command)
 
@@ -116,9 +119,33 @@ def resume(
     with where_begun(files.user_path(out)) as directory, processes.shared():
         # Inside, so that the others hear of a process that cannot read the directory.
         config, shown = load_run(directory), progress and leads()
+        _require_alike(config)
         workspace = Workspace(config, directory, shown, shared, system_of(config.system))
         with processes.led(files.exclusive(directory)), resumable(directory):
             return _carried_out(workspace, command)
+
+
+def _require_alike(config: Any) -> None:
+    """Refuses processes with different configs before any of them reads its clients."""
+
+    def compare(configs: list[dict[str, Any]]) -> None:
+        first, *others = map(flat, configs)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                name = next(key for key in {**first, **other} if first.get(key) != other.get(key))
+                raise InputError(
+                    f"process {index} has another {name} than process 0: all must be given the "
+                    "same config; nothing was charged"
+                )
+
+    def flat(config: dict[str, Any], before: str = "") -> dict[str, str]:
+        settings: dict[str, str] = {}
+        for key, value in config.items():
+            inner = flat(value, f"{before}{key}.") if isinstance(value, dict) else {}
+            settings |= inner or {before + key: json.dumps(value)}
+        return settings
+
+    processes.decide("the config", compare, to_mapping(config))
 
 
 def report(out: str | Path) -> Path:

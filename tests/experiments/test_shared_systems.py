@@ -60,13 +60,23 @@ def config_of(name: str, folder: Path, pipeline: Path, synthetic: Callable) -> P
     return path
 
 
-def started(config: Path, out: Path, number: int, changes: Sequence[str], how=("-m", "jaxpfl")):
-    """The processes of a run, which have four devices together."""
+def started(
+    config: Path,
+    out: Path,
+    number: int,
+    changes: Sequence[str],
+    how=("-m", "jaxpfl"),
+    others: Sequence[str] = (),
+):
+    """The processes of a run, which have four devices together; `others`: an argument of each."""
     address = free_address()
     command = [*how, "run", str(config), "--out", str(out)]
     command += [*changes, "--run.reproducible_noise", "true", "--run.devices", str(4 // number)]
     joined = [["--distributed", f"{address},{index}/{number}"] for index in range(number)]
-    return [start([*command, *(each if number > 1 else [])]) for each in joined]
+    return [
+        start([*command, *(own if number > 1 else []), *others[index : index + 1]])
+        for index, own in enumerate(joined)
+    ]
 
 
 def ledgers(out: Path) -> dict[Path, list]:
@@ -108,6 +118,18 @@ def test_a_process_whose_embeddings_differ_ends_both_before_a_charge(pipeline_co
         assert code == 2, errors
         assert "process 1 has other clients or another config than process 0" in errors
     assert [line for lines in ledgers(out).values() for line in lines] == []
+
+
+@pytest.mark.long
+def test_a_process_with_another_setting_ends_both_before_anything_is_written(
+    synthetic_config, tmp_path
+):
+    config, out = config_of("private_evolution", tmp_path, tmp_path, synthetic_config), "run"
+    others = ("--run.seed=3", "--run.seed=4")
+    for code, _, errors in ended(started(config, tmp_path / out, 2, EXACT, others=others), 600):
+        assert code == 2, errors
+        assert "process 1 has another run.seed than process 0" in errors
+    assert not (tmp_path / out / "config.yaml").exists()
 
 
 INTERRUPTED = """
