@@ -16,6 +16,8 @@ held-out people and pool, are runs of 20 words. Each arm gives as many texts of 
                           the best mixture by the release
   chosen                  `chosen_texts.choose`
   descent                 its first form
+  joint                   chosen by MiniLM's embeddings and by hashed words, whose moments share
+                          one release of the same epsilon; `hashed` is then no unseen measure
   pick_write_pick         chosen, once more, of the pool and as many texts that a model wrote after
                           prompts of the chosen ones; placebo: after prompts of random ones
   untuned, pe, pe_sft, popri, one_look, steered
@@ -46,16 +48,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 import tyro
 
 from benchmarks import harness
 from benchmarks.macro.generated_texts import GENERATORS, generated, small
 from benchmarks.macro.judged_texts import DATA, Judge, audited, of_people
+from jaxpfl.algorithms.base import releaser_of, run_rounds
 from jaxpfl.algorithms.chosen_texts import Choice, Evidence, choose, descend
 from jaxpfl.algorithms.chosen_texts.choice import systematic_sample
 from jaxpfl.algorithms.chosen_texts.matching import capped_softmax, weighted_moments
-from jaxpfl.algorithms.fred import FredPlan, best_mixture, private_moments
+from jaxpfl.algorithms.fred import FredPlan, best_mixture, fred, moments
+from jaxpfl.algorithms.fred.query import by_embedding
 from jaxpfl.algorithms.fred.scores import score
 from jaxpfl.algorithms.popri import synthesise
 from jaxpfl.data import Population, from_clients
@@ -174,16 +179,25 @@ def pool_of(name: str, cache: Path, of_corpus: int) -> Pool:
     return Pool(texts, names_N, *vectors)
 
 
-def release(train: Population, simulate: int) -> Any:
-    """FreD's moments of the training clients, through the door and a ledger of their own."""
+def release(train: Population, simulate: int, joint: bool = False) -> list[Any]:
+    """FreD's moments of the training clients, through the door and a ledger of their own.
+
+    One for each embedder; all are one release.
+    """
+    columns = ["embedding", "hashed"][: 1 + joint]
     delta = min(DELTA, SHARE / len(train))
     larger = min(DELTA, SHARE / simulate) if simulate else delta
-    plan = FredPlan.calibrated(epsilon=EPSILON, delta=larger, max_examples=MOST_SPANS)
+    settings: Any = {"max_examples": MOST_SPANS, "shares": (1 / len(columns),) * len(columns)}
+    plan = FredPlan.calibrated(epsilon=EPSILON, delta=larger, **settings)
     if simulate:
         plan = plan.simulated_by(len(train), delta, simulate)
-    embedded = train.with_columns({"embedding": train.column("embedding")})
+    embedded = train.with_columns({name: train.column(name) for name in columns})
+    dimensions = {name: embedded.column(name).shape[1] for name in columns}
+    algorithm = fred(plan, units=len(train), dimension=dimensions)
     with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/l.jsonl", embedded) as ledger:
-        return private_moments(embedded, plan, ledger=ledger)
+        releaser = releaser_of(algorithm, embedded, ledger, None)
+        state = run_rounds(algorithm, releaser, jax.random.key(0))
+    return [moments(*part) for part in by_embedding(plan, state)]
 
 
 def about(choice: Choice) -> dict[str, Any]:
@@ -281,7 +295,8 @@ def main(
         rows_of = {"train": train, "rest": rest, "half": rest[~half]}
         sides = {side: of_people(everyone.select(of), ids[of]) for side, of in rows_of.items()}
         train, held_out = everyone.select(train), everyone.select(rest)
-        judge, released = Judge(held_out, cache, seed), release(train, simulate)
+        judge, (released,) = Judge(held_out, cache, seed), release(train, simulate)
+        jointly = release(train, simulate, joint=True) if "joint" in measured else ()
         others = np.flatnonzero(np.repeat(half, held_out.sizes()))
         unread = judge.unread_M[np.isin(judge.unread_M, others)]
         public, written = small(models), {}  # Loaded, or pretrained, when it first writes.
@@ -302,6 +317,10 @@ def main(
                 "seed": seed,
             }
             drawn = arms(released, pool.names_N, pool.rows_NxD, many, seed)
+            if jointly:
+                both = map(Evidence, jointly, (pool.rows_NxD, pool.hashed_NxD))
+                choice = choose(list(both), pool.names_N, many, seed=seed)
+                drawn["joint"] = choice.rows_M, about(choice)
             prompts = {"pick_write_pick": drawn["chosen"][0], "placebo": drawn["all"][0]}
             results = {"checkpoint": (judge.checkpoint, {})}
             for arm in ("own", *measured):
