@@ -82,8 +82,9 @@ test-oldest: .venv-oldest/installed
 	    --constraint .venv-oldest/lowest.txt --editable . pytest pytest-xdist hypothesis
 	@touch $@
 
-# Strict: a warning fails it. From installed packages alone; pages open without a server.
+# Strict: a warning fails it, and so does a figure without its stored row. From installed packages alone; pages open without a server.
 docs: .venv/installed-dev
+	.venv/bin/python tools/figures.py
 	.venv/bin/python tools/site_pages.py build/site_pages
 	.venv/bin/zensical build --strict
 
@@ -129,7 +130,7 @@ bench: .venv/installed-dev
 
 PEERS = torch drjax jax_privacy fedjax pfl fluke flower opacus
 
-# The peers' environments, the measurement and README's tables.
+# The peers' environments, the measurement and the tables of docs/performance.md.
 peers: .venv/installed-dev $(PEERS:%=.venv-peer-%/installed) .venv-tff/installed
 	.venv/bin/python -m benchmarks.peers
 	.venv/bin/python -m benchmarks.peers --unit example

@@ -41,7 +41,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
 FIGURE = PAGE.with_name("audits.png")
 # What the figure shows of the rows: a release of each system.
 SHOWN = {
-    "FreD": ("fred_pipeline", "FreD"),
+    "FreD": ("quickstart", "FreD"),
     "DP-FedAvg, images": ("digits_cnn", "rounds"),
     "DP-FedAvg, words": ("irc_word_lm", "rounds"),
     "SCAFFOLD, images": ("digits_cnn, SCAFFOLD", "rounds"),

@@ -2,7 +2,7 @@
 
     python tools/defects.py                    # all of them
     python tools/defects.py unclipped          # those whose name contains a word
-    python tools/defects.py --write            # docs/trust.md's table from the files alone
+    python tools/defects.py --write            # docs/trust_tests.md's table from the files alone
 
 A test that passes shows little unless it fails on wrong code. Every promise in tests/defects names
 a test, and a defect: a change to the code, in a copy of it, that breaks the promise. The named
@@ -28,7 +28,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "defects"
-PAGE = ROOT / "docs" / "trust.md"
+PAGE = ROOT / "docs" / "trust_tests.md"
 BEGIN, END = "<!-- promises: written by tools/defects.py --write -->", "<!-- end of promises -->"
 
 _WORKERS = 2
@@ -168,7 +168,7 @@ def caught(tree: Path, promise: Promise) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Plants defects that the tests must catch.")
     parser.add_argument("names", nargs="*", help="only defects whose name contains one of these")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/trust.md")
+    parser.add_argument("--write", action="store_true", help="write docs/trust_tests.md's table")
     given = parser.parse_args()
     promises = read()
     if given.write:

@@ -26,6 +26,7 @@ MODULES = ("data", "privacy", "federated", "models", "text", "algorithms")
 # Files beside docs/ that the site shows, and the addresses that they have there.
 BESIDE = {"CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+_ROWS = re.compile(r"^<!-- rows\n.*?-->\n", re.M | re.S)
 # Entries of "Attributes:" in a docstring: `name: text` or `one, other: text`, indented by two.
 _ENTRY = re.compile(r"^  (\w+(?:, \w+)*): ", re.M)
 
@@ -38,8 +39,13 @@ def write(folder: Path) -> None:
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text, "utf-8")
     for path in folder.rglob("*.md"):
-        text = path.read_text("utf-8")
+        text = readable(path.read_text("utf-8"))
         path.write_text(_LINK.sub(partial(_on_the_site, path.relative_to(folder)), text), "utf-8")
+
+
+def readable(text: str) -> str:
+    """A page without the comments that name the rows of its figures (tools/figures.py)."""
+    return _ROWS.sub("", text)
 
 
 def _on_the_site(page: Path, link: re.Match[str]) -> str:

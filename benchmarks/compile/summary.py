@@ -1,4 +1,4 @@
-"""Prints the newest rows of the compile check as the tables of docs/scale.md.
+"""Prints the newest rows of the compile check as tables; docs/scale.md has some of them.
 
 python -m benchmarks.compile.summary
 """

@@ -138,19 +138,19 @@ def drawn(rows: list[dict]):
 
     figure = Figure(figsize=(8.0, 3.0), dpi=144, layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    colours = dict(zip(ARMS, (plots.RED, plots.ACCENT, plots.INK), strict=True))
+    styles = (("s--", plots.RED), ("o-", plots.ACCENT), ("^:", plots.INK))
     for axes, attack, value, title in (
         (panels[0], "flip x 10", "accuracy", "-10 x their change: accuracy"),
-        (panels[1], "backdoor", "fooled", "a backdoor: images that it turns"),
+        (panels[1], "backdoor", "fooled", "a backdoor: triggered images that obey it"),
     ):
-        for arm, colour in colours.items():
+        for arm, (style, colour) in zip(ARMS, styles, strict=True):
             found: dict[float, list[float]] = {}
             for row in rows:
                 if row["arm"] == arm and (row["attack"] == attack or row["share"] == 0):
                     found.setdefault(row["share"], []).append(100 * row[value])
             shares = sorted(found)
             means = [float(np.mean(found[share])) for share in shares]
-            axes.plot(range(len(shares)), means, "o-", color=colour, label=arm)
+            axes.plot(range(len(shares)), means, style, color=colour, label=arm)
             axes.set_xticks(range(len(shares)), [f"{100 * share:g}" for share in shares])
         axes.grid(True, color="#e5e7eb", linewidth=0.8)
         axes.set_title(title, loc="left", fontsize=11, color=plots.INK)

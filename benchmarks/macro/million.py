@@ -145,23 +145,20 @@ def measured(config: Config, folder: pathlib.Path) -> Iterator[dict]:
 
 
 def draw(rows: list[dict], path: pathlib.Path) -> None:
-    """The latest row of each cohort."""
+    """Memory and noise, of the latest row of each cohort: seconds are of several machines."""
     from matplotlib.figure import Figure
 
     found = {row["cohort"]: row for row in rows if row["what"] == "run"}
     cohorts = sorted(found)
-    figure = Figure(figsize=(10.5, 3.0), dpi=144, layout="constrained")
-    for axes, names, title in zip(
-        figure.subplots(1, 3),
-        (("first round", "a later round"), ("peak MB", "anonymous MB"), ("noise of the mean",)),
-        ("seconds of a round", "memory, MB", "noise of the mean, over the clip"),
-        strict=True,
-    ):
-        for name, marker in zip(names, "os", strict=False):
-            axes.plot(cohorts, [found[each][name] for each in cohorts], marker=marker, label=name)
+    figure = Figure(figsize=(7.2, 3.2), dpi=144, layout="constrained")
+    memory, noise = figure.subplots(1, 2)
+    for name, label, style in (("peak MB", "peak", "o-"), ("anonymous MB", "not mapped", "s--")):
+        memory.plot(cohorts, [found[each][name] for each in cohorts], style, label=label)
+    memory.legend(fontsize="small")
+    noise.plot(cohorts, [found[each]["noise of the mean"] for each in cohorts], "o-")
+    for axes, title in ((memory, "memory, MB"), (noise, "noise of the mean, in clip norms")):
         axes.set(xscale="log", yscale="log", xlabel="clients in a round")
         axes.set_title(title, fontsize="medium")
-        axes.legend(fontsize="small")
     figure.savefig(path)
 
 

@@ -10,19 +10,20 @@ from matplotlib.figure import Figure
 
 from benchmarks import comparison
 from benchmarks.harness import RESULTS
-from jaxpfl.experiments.report.plots import ACCENT, INK
+from jaxpfl.experiments.report.plots import ACCENT, GREY, INK, RED
 
 PANELS = {
-    "frechet": "Frechet distance (MiniLM)",
+    "frechet": "Frechet distance (MiniLM, which rewards use)",
     "hashed": "Frechet distance (hashed words)",
-    "recall": "recall, of 5 neighbours",
-    "nats": "nats a token, held-out private text",
+    "recall": "recall, of 5 neighbours (MiniLM)",
+    "nats": "loss on held-out private text, nats a token",
 }
+# Told apart by the colour-blind, and by marker and line in grey.
 ARMS = {
-    "one_look": ("one look", ACCENT, "-"),
-    "popri": ("POPri's scores", "#c81e1e", "-"),
-    "pe": ("private evolution", "#7c3aed", "-"),
-    "random": ("random scores", "#6b7280", ":"),
+    "one_look": ("one look", ACCENT, "o-"),
+    "popri": ("POPri's scores", RED, "s--"),
+    "pe": ("private evolution", "#d97706", "^-."),
+    "random": ("random scores", GREY, "x:"),
 }
 
 
@@ -48,8 +49,7 @@ def main(path: str) -> None:
                 shown,
                 [points[n][measure] for n in shown],
                 style,
-                marker="o",
-                ms=4,
+                ms=4.5,
                 color=colour,
                 label=label if seed == 0 else None,
             )
@@ -59,9 +59,7 @@ def main(path: str) -> None:
         axes.set_xlabel("rounds")
         axes.grid(color="#e5e7eb")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        "SIMULATED: the noise of 72,000 clients at epsilon 7", fontsize=9, color="#c81e1e"
-    )
+    figure.suptitle("SIMULATED: the noise of 72,000 clients at epsilon 7", fontsize=9, color=RED)
     figure.axes[0].legend(frameon=False, fontsize=8.5)
     figure.savefig(path)
     print(f"drawn: {path}")

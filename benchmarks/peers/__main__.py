@@ -1,9 +1,9 @@
 """Rounds of DP-FedAvg and steps of DP-SGD by this library and by others, on this machine, by turns.
 
-    make peers                                      # environments, measurements, README's tables
+    make peers                                      # environments, measurements, the page's tables
     python -m benchmarks.peers --equal 10 --ragged  # one cohort
     python -m benchmarks.peers --unit example       # steps of DP-SGD, whose unit is the example
-    python -m benchmarks.peers --table-only         # README's tables from the last stored runs
+    python -m benchmarks.peers --table-only         # the page's tables from the last stored runs
 
 Each program is a process in an environment of its own (`requirements/`), and all do the same work
 (`work`): before they are timed, the norms of their noiseless mean updates must agree. Rounds are
@@ -13,8 +13,8 @@ again, at most `--attempts` times, and whatever disturbance is left is recorded.
 
 The best and the median round count; `ratio` is a program's best time over ours. A program whose
 round of a cohort would, going by the cohort before it, take longer than `--longest` or more memory
-than there is, is left out, as is one that fails, and the table says why. README's tables show the
-last runs that were not disturbed. Needs Linux.
+than there is, is left out, as is one that fails, and the table says why. The page is
+docs/performance.md: it shows the last runs that were not disturbed. Needs Linux.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def main(config: Config) -> None:
                     harness.table(rows, [*shown, "peak MB", "first round s", "foreign"])
                     # Each by itself, so that what was measured stays if a later one fails.
                     print(f"recorded in {harness.record('peers', rows)}")
-    print(f"tables in {table.write(ROOT / 'README.md', harness.RESULTS / 'peers.jsonl')}")
+    print(f"tables in {table.write(table.PAGE, harness.RESULTS / 'peers.jsonl')}")
 
 
 def measured(

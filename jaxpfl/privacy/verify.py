@@ -220,7 +220,7 @@ def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[tuple[str, Co
     own = [{"delta": level, "epsilon": cost(level)} for level in {delta, *DELTAS}]
     lines = [
         f"  ledger {place}: {_priced(charges, cost, delta)} for each {unit}, computed again. "
-        "Whoever accuses 5 % of the others of being members misses at least "
+        "At 5 % false positives, any membership attack misses at least "
         f"{least_missed(0.05, own):.1%} of the members. Its name there is {quoted(ledger['name'])}"
     ]
     if untold:

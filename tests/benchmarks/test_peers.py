@@ -4,6 +4,7 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks import harness
 from benchmarks.peers import __main__ as driver
 from benchmarks.peers import table, work
 from benchmarks.peers.process import Program
@@ -11,7 +12,7 @@ from benchmarks.peers.process import Program
 ROW = {
     "date": "2026-01-02 03:04", "machine": "2 cores, some processor", "unit": "client",
     "a second": 20.0, "median": 18.0, "ratio": 1.0, "cpu s each": 0.1, "peak MB": 1_234.0,
-    "start s": 1.0, "first round s": 2.5, "foreign": 0.04, "cohort": 10, "ragged": False,
+    "start s": 1.0, "first round s": 2.5, "foreign": 0.04, "cohort": 50, "ragged": False,
 }  # fmt: skip
 
 
@@ -27,31 +28,40 @@ def test_every_client_is_stacked_in_its_order(ragged):
         np.testing.assert_array_equal(image[client].reshape(-1, *work.SHAPE)[here], images)
 
 
-def test_readme_shows_the_last_run_of_each_cohort_alone_and_none_that_was_disturbed(tmp_path):
+def test_the_page_shows_the_last_run_of_each_cohort_alone_and_none_that_was_disturbed(tmp_path):
     about = {name: ROW[name] for name in ("date", "machine", "unit")}
-    disturbed = ROW | {"date": "2026-05-05 00:00", "a second": 99.0}
+    disturbed = ROW | {"date": "2026-05-05 00:00", "median": 99.0}
     rows = [
         ROW | {"machine": "another", "what": "older", "cohort": 200},
         ROW | {"date": "2025-01-01 00:00", "what": "older"},
-        ROW | {"what": "ours", "cohort": 50, "ragged": True},
-        ROW | {"what": "ours", "a second": 21.0},
-        ROW | {"what": "other", "ratio": 0.9},
-        about | {"what": "other", "cohort": 50, "ragged": True, "left out": "it takes 99 s"},
+        ROW | {"what": "ours", "cohort": 1000, "ragged": True},
+        ROW | {"what": "ours", "median": 21.0},
+        ROW | {"what": "other", "median": 20.0},
+        about | {"what": "other", "cohort": 1000, "ragged": True, "left out": "it takes 99 s"},
         disturbed | {"what": "ours"},
         disturbed | {"what": "other", "foreign": 1.5},
     ]
-    results, readme = tmp_path / "peers.jsonl", tmp_path / "README.md"
+    results, page = tmp_path / "peers.jsonl", tmp_path / "performance.md"
     results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    readme.write_text(f"before\n{table.BEGIN}\nstale\n{table.END}\nafter\n")
+    page.write_text(f"before\n{table.BEGIN}\nstale\n{table.END}\nafter\n")
     for _ in range(2):  # written again, it stays as it is
-        table.write(readme, results)
-        text = readme.read_text()
+        table.write(page, results)
+        text = page.read_text()
         assert text.startswith("before\n") and text.endswith("after\n")
         assert not [word for word in ("stale", "older", "200", "99.0") if word in text]
-        assert "| ours | 21.0 (18.0), 1.00 | 20.0 (18.0), 1.00 | 100.0 | 1,234 | 3.5 |" in text
-        assert "| other | 20.0 (18.0), 0.90 | it takes 99 s | 100.0 | 1,234 | 3.5 |" in text
+        assert "| ours | 21.0, 1.00 | 18.0, 1.00 | 100.0 | 1,234 |" in text
+        assert "| other | 20.0, 1.05 | it takes 99 s | 100.0 | 1,234 |" in text
     results.write_text(json.dumps(rows[-1]) + "\n")
     assert "|" not in table.rendered(results)
+
+
+def test_the_page_has_the_tables_of_the_stored_rows(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(table.PAGE.read_text("utf-8"))
+    table.write(page, harness.RESULTS / "peers.jsonl")
+    assert page.read_text() == table.PAGE.read_text("utf-8"), (
+        "python -m benchmarks.peers --table-only"
+    )
 
 
 FAKE = """

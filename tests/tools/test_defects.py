@@ -1,4 +1,4 @@
-"""The planted defects of tests/defects fit the code, and docs/trust.md lists them all.
+"""The planted defects of tests/defects fit the code, and docs/trust_tests.md lists them all.
 
 That each is caught is for `make defects`, which takes minutes.
 """
@@ -35,3 +35,11 @@ def test_a_defect_can_be_planted_and_its_test_is_there(promise):
 def test_the_page_has_the_table_of_all_promises():
     page = defects.PAGE.read_text()
     assert defects.written(page, PROMISES) == page, "run tools/defects.py --write"
+
+
+def test_the_page_in_words_has_a_row_of_each_case():
+    page = (ROOT / "docs" / "trust.md").read_text()
+    rows = re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
+    in_words = {int(case) for row in rows for case in row.split(", ")}
+    in_words.add(59)  # of the tests themselves: a sentence below the tables
+    assert in_words == {promise.case for promise in PROMISES}

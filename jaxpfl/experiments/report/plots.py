@@ -14,6 +14,8 @@ _WATERMARK: dict[str, Any] = dict(
     ha="center", va="center", rotation=18, fontweight="bold", color=RED, alpha=0.14
 )
 COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
+# Lines are told apart by their markers, too.
+MARKERS = "os^Dv*"
 
 
 def axes(
@@ -45,7 +47,7 @@ def axes(
 
 def curve(axes: Any, points: Sequence[tuple[float, float]], index: int, **style: Any) -> None:
     """Draws (x, y) points as the curve with this index among several, whose colours differ."""
-    marker = "o" if len(points) < 25 else None
+    marker = MARKERS[index % len(MARKERS)] if len(points) < 25 else None
     usual = dict(color=COLOURS[index % len(COLOURS)], linewidth=2, marker=marker, markersize=3.5)
     axes.plot(*zip(*points, strict=True), **usual | style)
 

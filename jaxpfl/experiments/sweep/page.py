@@ -8,7 +8,7 @@ from typing import Any
 from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report import page as report
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
-from jaxpfl.experiments.report.plots import COLOURS, INK, axes, labelled, ticks
+from jaxpfl.experiments.report.plots import COLOURS, INK, MARKERS, axes, labelled, ticks
 from jaxpfl.experiments.sweep.config import OF, Sweep
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -165,7 +165,8 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
             [math.nan if row["mean"] is None else row["mean"] for row in line],
             yerr=[row["deviation"] or math.nan for row in line],
             label=f"{text}, {number(None)} at {', '.join(holes)}" if holes else text,
-            color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
+            color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)], markersize=5,
+            capsize=3, linewidth=1.6,
         )  # fmt: skip
     values = sorted({row[axis] for row in rows})
     if axis != OF and values[-1] >= 8 * values[0]:

@@ -1,7 +1,6 @@
-"""FLAIR made small: images as the documentation writes them, frozen weights, two rounds."""
+"""FLAIR made small: images as tools/flair.py writes them, frozen weights, two rounds."""
 
 import json
-import re
 from pathlib import Path
 
 import jax
@@ -14,6 +13,7 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.export import export
 from jaxpfl.models.checkpoints import jaxpfl_models
 from tests.models.test_multi_label import safetensors_numpy, state_dict
+from tools.flair import main as write_flair
 
 ROOT = Path(__file__).parents[4]
 SMALL = ["--training.rounds", "2", "--training.clients-per-round", "3", "--training.batch-size",
@@ -25,7 +25,7 @@ LABELS = ["animal", "food", "outdoor"]
 
 @pytest.fixture
 def flair(tmp_path, monkeypatch) -> Path:
-    """Made-up images of eight users, as the program of docs/data_sets.md writes FLAIR's."""
+    """Made-up images of eight users, as tools/flair.py writes FLAIR's."""
     datasets = pytest.importorskip("datasets", reason="needs jaxpfl[datasets]")
     image = pytest.importorskip("PIL.Image", reason="needs jaxpfl[datasets]")
 
@@ -50,13 +50,11 @@ def flair(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXPFL_FLAIR", str(tmp_path))
-    page = (ROOT / "docs" / "data_sets.md").read_text("utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(program, {})
+    write_flair(tmp_path)
     return tmp_path
 
 
-def test_the_documented_program_keeps_users_images_and_labels(flair):
+def test_the_program_keeps_users_images_and_labels(flair):
     clients = open_population("$JAXPFL_FLAIR/train")
     assert len(clients) == 8
     assert clients.sizes().tolist() == [3] * 6 + [2] * 2
