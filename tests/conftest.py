@@ -1,8 +1,10 @@
 """Strict modes for every test: what a user's machine forgives is an error here."""
 
+import ctypes
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +19,9 @@ _NETWORK = offline.close()
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# NumPy's products of a few thousand numbers would wake a thread for each core, which takes a
+# thousand times as long where these have other work, as with two processes of tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Most of the time of the tests is compilation. Without LLVM's optimisation, without the emitters of
 # fusions, which have a compiler of their own, and with one module a program it takes a fifth.
 # JAXPFL_TEST_XLA=full compiles as a user's process does: `make test-newest` and `test-slow`.
@@ -105,6 +110,9 @@ def _forget_compiled_programs() -> Iterator[None]:
     if psutil.Process().memory_info().rss > psutil.virtual_memory().total / 6:
         jax.clear_caches()
         gc.collect()
+        # Else the memory stays the process's own, and every file to come would begin without any.
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 _draw = matplotlib.figure.Figure.savefig
@@ -124,13 +132,18 @@ def _pictures_are_blank() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matplotlib.figure.Figure, "savefig", save)
+        # It lays out the ticks of each.
+        patch.setattr("jaxpfl.experiments.report.page.plain", lambda figure: figure)
         yield
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are drawn in this test."""
+    from jaxpfl.experiments.report import page, plots
+
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", _draw)
+    monkeypatch.setattr(page, "plain", plots.plain)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -150,8 +150,8 @@ def _fourier_epsilon(
     # reach down to epsilon.
     best = upward.start + int(np.argmin(chernoff_J)) - 4
     for place in range(best, upward.start - 5, -8):
-        delta_of = functools.partial(_delta, *_composed(rounds, mu, removed, float(tilt_J[place])))
-        loss_L = delta_of.args[0]
+        loss_L, probability_L = _composed(rounds, mu, removed, float(tilt_J[place]))
+        delta_of = functools.partial(_delta, loss_L, probability_L)
         low, high = max(float(loss_L[0]), 0.0), float(loss_L[-1])
         if high > low and delta_of(low) > delta:
             break
@@ -167,10 +167,11 @@ def _fourier_epsilon(
     )
 
 
-def _delta(loss_L: np.ndarray, scale_L: np.ndarray, density_L: np.ndarray, epsilon: float) -> float:
-    above = loss_L > epsilon
-    gain = -np.expm1(epsilon - loss_L[above])
-    return float(np.dot(density_L[above], np.exp(scale_L[above]) * gain))
+def _delta(loss_L: np.ndarray, probability_L: np.ndarray, epsilon: float) -> float:
+    above = slice(np.searchsorted(loss_L, epsilon, side="right"), None)
+    # Not np.dot: for so long a vector BLAS wakes all its threads, which takes a thousand times as
+    # long as the sum where the processor has other work.
+    return -float((probability_L[above] * np.expm1(epsilon - loss_L[above])).sum())
 
 
 @functools.lru_cache(maxsize=64)
@@ -184,17 +185,25 @@ def _cumulants(
     tilt_J = np.concatenate([-tilts[::-4], tilts])
     cumulant_J = mu**2 / 2 * (tilt_J**2 + tilt_J)
     for q, z, count in rounds:
-        for index, tilt in enumerate(tilt_J):
-            weight, loss = _losses(q, z, tilt, removed, 2**12)
-            cumulant_J[index] += count * _log_sum(weight + tilt * loss)
+        cumulant_J += count * _cumulants_of_one(q, z, removed, tuple(tilt_J.tolist()))
     return tilt_J, cumulant_J
+
+
+@functools.lru_cache(maxsize=64)
+def _cumulants_of_one(q: float, z: float, removed: bool, tilts_J: tuple[float, ...]) -> np.ndarray:
+    """log E e^(t loss) of one round [J]; the same for any number of such rounds."""
+    cumulants = []
+    for tilt in tilts_J:
+        weight, loss = _losses(q, z, tilt, removed, 2**12)
+        cumulants.append(_log_sum(weight + tilt * loss))
+    return np.array(cumulants)
 
 
 @functools.lru_cache(maxsize=16)
 def _composed(
     rounds: tuple[tuple[float, float, int], ...], mu: float, removed: bool, tilt: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Losses [L], and their probabilities as e^scale [L] times a tilted density [L]."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Losses [L], ascending, and their probabilities [L]."""
     tilt_J, cumulant_J = _cumulants(rounds, mu, removed)
     # By Chernoff's bound, e^-32 of the tilted probability lies outside.
     nats_J = cumulant_J - cumulant_J[tilt_J == tilt] + 32.0
@@ -208,10 +217,7 @@ def _composed(
     middle, total = mu**2 * (tilt + 0.5), mu**2 / 2 * (tilt**2 + tilt)
     spectrum = np.exp(-((frequency * mu) ** 2) / 2)
     for q, z, count in rounds:
-        weight, loss = _losses(q, z, tilt, removed, 2**17)
-        norm = _log_sum(weight + tilt * loss)
-        probability = np.exp(weight + tilt * loss - norm)
-        mean = float(np.dot(probability, loss))
+        loss, probability, mean, norm = _tilted(q, z, tilt, removed)
         place = (loss - mean) / step
         nearest = np.rint(place)
         part, index = place - nearest, nearest.astype(np.int64)
@@ -229,7 +235,21 @@ def _composed(
     loss = middle + step * index
     # Far below the losses that count, the scale only has to be large.
     scale = np.minimum(total - tilt * loss, 600.0)
-    return loss, scale, np.fft.irfft(spectrum, points)[index % points]
+    return loss, np.exp(scale) * np.fft.irfft(spectrum, points)[index % points]
+
+
+@functools.lru_cache(maxsize=8)
+def _tilted(
+    q: float, z: float, tilt: float, removed: bool
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Losses of one round, their tilted probabilities, the mean under these and log E e^(t loss).
+
+    Cohorts of one plan differ in their number alone, and hardly in the tilt.
+    """
+    weight, loss = _losses(q, z, tilt, removed, 2**17)
+    norm = _log_sum(weight + tilt * loss)
+    probability = np.exp(weight + tilt * loss - norm)
+    return loss, probability, float((probability * loss).sum()), norm
 
 
 def _losses(

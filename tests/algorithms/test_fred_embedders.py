@@ -87,6 +87,13 @@ def test_all_embeddings_of_a_client_move_a_release_by_the_sensitivity_of_one(row
     )
     queries = fred(plan, units=40, dimension=COLUMNS).queries
     lead = () if labels == 1 else (labels,)
+
+    @jax.jit
+    def norms(centres, batches):
+        examples = Examples(batches, jnp.ones((1, rows), bool), jnp.int32(1))
+        sent = [contribution(q.client_fn, centres, examples, jax.random.key(0)) for q in queries]
+        return [jax.tree.leaves(each) for each in sent]
+
     rng, largest = np.random.default_rng(rows), np.zeros(3)
     for number in range(10):
         centres, batches = [], {}
@@ -106,10 +113,8 @@ def test_all_embeddings_of_a_client_move_a_release_by_the_sensitivity_of_one(row
         if labels > 1:
             label = rng.integers(0, rng.integers(1, labels + 2), rows) * (number > 0)
             batches["label"] = jnp.asarray(label, jnp.int32)[None]
-        examples = Examples(batches, jnp.ones((1, rows), bool), jnp.int32(1))
-        for place, query in enumerate(queries):
-            sent = contribution(query.client_fn, tuple(centres), examples, jax.random.key(0))
-            parts = [np.float64(leaf).ravel() for leaf in jax.tree.leaves(sent)]
+        for place, sent in enumerate(norms(tuple(centres), batches)):
+            parts = [np.float64(leaf).ravel() for leaf in sent]
             largest[place] = max(largest[place], np.linalg.norm(np.concatenate(parts)))
     bounds = np.array([query.plan.clip_norm for query in queries])
     np.testing.assert_allclose(bounds, (1.0, CLIP, CLIP**2))

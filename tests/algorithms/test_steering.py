@@ -144,11 +144,12 @@ def test_the_states_of_a_text_are_the_means_of_its_layers():
         )
         part = jax.tree.map(lambda leaf, n=layers: leaf[:n], params["layers"])
         short = Decoder(config)
+        means, reads = jax.jit(short.layer_means), jax.jit(short.hidden)
         for row, text in enumerate(texts):
             ids = [256, *(text or "\0").encode()[:20]]
             ids[1] = 256 if not text else ids[1]
             sums = [
-                np.asarray(short.layer_means(params | {"layers": part}, pad([np.array(cut)], 30)))
+                np.asarray(means(params | {"layers": part}, pad([np.array(cut)], 30)))
                 * (len(cut) - 1)
                 for cut in (ids[:-1], ids)
             ]
@@ -157,7 +158,8 @@ def test_the_states_of_a_text_are_the_means_of_its_layers():
             )
             # The last norm of what the last token adds is what the model reads.
             last = short._normed(params, jnp.asarray((sums[1] - sums[0])[-1][:, None]))
-            hidden = short.hidden(params | {"layers": part}, np.array([ids]))[:, -1:]
+            hidden = reads(params | {"layers": part}, pad([np.array(ids)], 30))[:, len(ids) - 1]
+            hidden = hidden[:, None]
             np.testing.assert_allclose(last, hidden, rtol=1e-3, atol=1e-3)
 
 
@@ -172,10 +174,12 @@ def test_vectors_move_what_is_read_and_what_is_written():
     }
     steered, moved = model.steer(params, vectors)
     tokens = np.array([[256, 97, 98, 99, PAD], [256, 100, 97, 120, 121]])
-    expected = model.hidden(biased, tokens)
+    expected = jax.jit(model.hidden)(biased, tokens)
     real = (tokens != PAD)[..., None]
     np.testing.assert_allclose(
-        np.where(real, steered.hidden(moved, tokens), 0), np.where(real, expected, 0), atol=1e-5
+        np.where(real, jax.jit(steered.hidden)(moved, tokens), 0),
+        np.where(real, expected, 0),
+        atol=1e-5,
     )
     prompts, options = ["ab", "a longer prompt", "x"] * 5, {"decoding": Decoding(12)}
     texts = [
@@ -213,7 +217,8 @@ def test_steering_makes_text_like_the_clients_more_likely(tmp_path):
 
     def nats(model, texts):
         rows = pad([np.array([256, *f"{text}\n".encode()]) for text in texts], 10)
-        return float(model.model.loss(model.params, {"tokens": rows}, np.ones(4, bool))[0])
+        loss = jax.jit(model.model.loss)
+        return float(loss(model.params, {"tokens": rows}, np.ones(4, bool))[0])
 
     assert nats(steered, NEAR) < nats(writer, NEAR) - 0.05
     assert nats(steered, FAR) > nats(writer, FAR)

@@ -77,6 +77,17 @@ class RunFiles:
         return self.start.get("evaluation") or "data that was declared public"
 
     @property
+    def lead(self) -> str:
+        """What the clients are, under the title of a page."""
+        population = self.start["population"]
+        short = in_words(population)
+        if short == population:
+            return population
+        number = self.start["plan"]["population"] if self.start["plan"]["unit"] == "client" else 0
+        kind = "documented functions and classes"
+        return short.replace("docstrings", f"{number:,} {kind}" if number else kind)
+
+    @property
     def mark(self) -> str:
         """The warning across every picture of the run; "" for a private run."""
         if self.start["stamp"]:
@@ -117,6 +128,19 @@ class RunFiles:
         return [(round, values[path]) for round, values in records if path in values]
 
 
+def in_words(text: str) -> str:
+    """The text, with the number of packages where the source of docstrings lists more than three.
+
+    A page has the list once, among its details.
+    """
+
+    def shortened(source: re.Match[str]) -> str:
+        number = source[1].count(",") + 1
+        return source[0] if number <= 3 else f"docstrings of {number} packages"
+
+    return re.sub(r"\bdocstrings:([\w,]+)", shortened, text)
+
+
 @contextmanager
 def page_of_run(directory: Path) -> Iterator[None]:
     """Writes the page of the run that is carried out in the context, even if it stops early."""
@@ -142,13 +166,14 @@ def run_page(
     before those of the rounds.
     """
     start, records, result = run.start, run.records, run.result
+    evaluated_on = in_words(run.evaluated_on)
     best, vocabulary = result.get("kept"), run.directory / "vocabulary.json"
-    scored = figures_of(run.kinds, {OURS: run}, run.evaluated_on)
+    scored = figures_of(run.kinds, {OURS: run}, evaluated_on)
     figures = scored + figures_of(RELEASED, {OURS: run})
     rows: list[tuple[Any, ...]] = []
     sections, cautions = [], []
     if scored:
-        rows.append(("scored during the rounds", f"on {run.evaluated_on}"))
+        rows.append(("scored during the rounds", f"on {evaluated_on}"))
     if best is not None:
         rows.append(("the model", f"that of round {best}, which was kept (ringed below)"))
     if result.get("stopped"):
@@ -157,9 +182,9 @@ def run_page(
         from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
         source = Vocabulary.load(vocabulary).source
-        rows.append(("vocabulary", f"the words of {source} (declared public)"))
+        rows.append(("vocabulary", f"the words of {in_words(source)} (declared public)"))
     if table := result.get("table"):
-        tested_on = result["tested_on"]
+        tested_on = in_words(result["tested_on"])
         rows.append(("scored at the end", f"on {tested_on}"))
         sections.append(compared_models(table, tested_on, run.language))
         cautions += of_table(table, run.metric, tested_on)
@@ -178,10 +203,10 @@ def run_page(
         table = Table(("after round", "drawn from the model"), sentences, style="sentences")
         stamps = [run.mark] if run.mark else []
         sections.append(Section("Generated sentences", table=table, stamps=stamps))
-    cautions += of_rounds(records[: None if best is None else best + 1], run.evaluated_on)
+    cautions += of_rounds(records[: None if best is None else best + 1], evaluated_on)
     return Page(
         title=start["label"],
-        lead=start["population"],
+        lead=run.lead,
         stamp=start["stamp"],
         privacy=run.privacy,
         privacy_notes=[] if start["stamp"] else [f"A client here: {start['unit']}. {_COVERED}"],
@@ -228,6 +253,7 @@ def _details(start: Mapping[str, Any], captured: Mapping[str, Any]) -> list[tupl
     details += [
         (text.format(label), "\n".join(lines)) for label, lines in captured.items() if lines
     ]
+    details.append(("the clients' source", start["population"]))
     head = "run {run}, seed {seed}, {devices} device(s), {backend}".format_map(start)
     versions = [f"{name} {number}" for name, number in start["versions"].items()]
     return [*details, ("versions", "\n".join([head, *versions]))]

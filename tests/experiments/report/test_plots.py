@@ -103,6 +103,22 @@ def test_perplexity_is_the_score_of_language_models_alone(tmp_path, language, me
     assert f'alt="{metric.capitalize()} on tests"' in html and ("erplexity" in html) == language
 
 
+def test_many_packages_are_a_number_and_their_list_is_among_the_details(tmp_path):
+    packages = "docstrings:jax,scipy,pandas,rich"
+    texts = ("label", "unit", "run", "seed", "devices", "backend", "statement")
+    plan = {"rounds": 1, "clients_per_round": 2, "population": 7400, "unit": "client"}
+    start = dict.fromkeys(texts, "") | {"config": {}, "captured": {}, "versions": {}, "queries": []}
+    start |= {"stamp": "", "private": True, "plan": plan, "population": packages}
+    start["evaluation"] = f"valid clients of {packages}"
+    run = RunFiles(tmp_path, start, [{"round": 1, "evaluation": {"loss": 1.0}}], {})
+    html = write_page(tmp_path, run_page(run)).read_text()
+    assert '"lead">7,400 documented functions and classes of 4 packages<' in html
+    assert 'alt="Loss on valid clients of docstrings of 4 packages"' in html
+    assert html.count(packages) == 1
+    few = RunFiles(tmp_path, start | {"population": "docstrings:jax,scipy"}, [], {})
+    assert few.lead == "docstrings:jax,scipy"
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium, see tests/browser.py")
 def test_in_a_browser_the_pointer_shows_a_value_and_a_click_sorts(tmp_path):

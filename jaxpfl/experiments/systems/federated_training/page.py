@@ -17,7 +17,7 @@ from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import bars
-from jaxpfl.experiments.report.run_page import RunFiles, run_page
+from jaxpfl.experiments.report.run_page import RunFiles, in_words, run_page
 from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
 
 SCORES = "fred_scores"
@@ -40,7 +40,8 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     ranked, about, further = [], [], []
     if fred is not None:
         stamp = "" if fred["private"] else _NOT_PRIVATE
-        ranked = _ranked(fred, record.get("tested_on"), run.metric, stamp)
+        tested_on = in_words(record.get("tested_on") or "")
+        ranked = _ranked(fred, tested_on, run.metric, stamp)
         if fred["choice"] is not None:
             ranked.append(chosen.section(fred["choice"], stamp))
     simulated = directory / SIMULATION
@@ -53,9 +54,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     return dataclasses.replace(report, further=further, cautions=cautions)
 
 
-def _ranked(
-    fred: Mapping[str, Any], tested_on: str | None, metric: str, stamp: str
-) -> list[Section]:
+def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) -> list[Section]:
     """How FreD chose the public corpus: a table, an explanation and a picture."""
     candidates, figures = fred["candidates"], []
     stages = [stage for stage in _STAGES if any(row.get(stage) for row in candidates)]
@@ -100,7 +99,8 @@ def _ranked(
 
 
 def _simulation(run: RunFiles, record: Mapping[str, Any]) -> Page:
-    stamp, tested_on = _NOT_PRIVATE if run.start["stamp"] else "", record["tested_on"]
+    stamp = _NOT_PRIVATE if run.start["stamp"] else ""
+    tested_on = in_words(record["tested_on"] or "")
     sections, runs = [], []
     for row in record["table"]:
         link = row["folder"] and f"{row['folder']}/report.html"
@@ -113,7 +113,7 @@ def _simulation(run: RunFiles, record: Mapping[str, Any]) -> Page:
         sections += _ranked(record["fred"], tested_on, run.metric, stamp or _MARK)
     return Page(
         title=f"Simulations of {run.start['label']}",
-        lead=run.start["population"],
+        lead=run.lead,
         stamp=stamp,
         privacy_notes=[
             "This page shows further runs on the same clients, for comparison. Each has its own "
