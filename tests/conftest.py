@@ -112,7 +112,7 @@ def _forget_compiled_programs() -> Iterator[None]:
         gc.collect()
         # Else the memory stays the process's own, and every file to come would begin without any.
         if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)
+            getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 _draw = matplotlib.figure.Figure.savefig
