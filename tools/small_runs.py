@@ -82,6 +82,8 @@ SMALL: dict[str, Any] = {
     "classes": 10,
     "classifier.examples": 400,
     "classifier.epochs": 12,
+    # Digits have no other column.
+    "selection.column": "label",
     # The histogram of a few clients is all noise at a sensible epsilon, and refused.
     "selection.epsilon": 100.0,
     "bug.probabilities": [0.0, 1.0],

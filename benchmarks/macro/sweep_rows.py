@@ -1,10 +1,11 @@
 """Appends the finished points of a sweep to benchmarks/results/NAME.jsonl, a row for each point.
 
     python -m benchmarks.macro.sweep_rows runs/popri_table popri_table
+    python -m benchmarks.macro.sweep_rows runs/gan_random gan_inversion     a run is one row
 
 A row has what differs between the points and what came out, with device, versions and today's date:
 a run's own files have none, because the times of rounds are private. A sweep that was stopped gives
-the rows of the points it finished.
+the rows of the points it finished. The row of a run has its whole config.
 """
 
 from pathlib import Path
@@ -25,10 +26,11 @@ _ALWAYS = ("data.source", "training.rounds")
 def rows_of(directory: Path) -> list[dict[str, Any]]:
     """The rows of the finished points, in the order of their names."""
     found = []
-    for finished in sorted((directory / POINTS).glob("*/point.json")):
-        folder = finished.parent
+    points = [finished.parent for finished in sorted((directory / POINTS).glob("*/point.json"))]
+    for folder in points or [directory]:
         result = files.read_json(folder / RESULT)
-        kept = {name: result.get(name) for name in ("metrics", "corpus", "corpus_fid", "privacy")}
+        wanted = ("metrics", "accuracy", "classifier", "corpus", "corpus_fid", "privacy")
+        kept = {name: result[name] for name in wanted if name in result}
         found.append(
             {
                 "what": folder.name,
@@ -48,7 +50,9 @@ def without_common(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     varied = [
         name
         for name in sorted(names)
-        if name in _ALWAYS or len({yaml.dump(each.get(name)) for each in flat}) > 1
+        if name in _ALWAYS
+        or len(rows) == 1
+        or len({yaml.dump(each.get(name)) for each in flat}) > 1
     ]
     return [
         {**row, "config": {name: each[name] for name in varied if name in each}}
@@ -67,10 +71,10 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def main(sweep: tyro.conf.Positional[Path], name: tyro.conf.Positional[str]) -> None:
-    """Appends the points of a sweep.
+    """Appends the points of a sweep, or a run.
 
     Args:
-      sweep: the directory of the sweep.
+      sweep: the directory of the sweep or the run.
       name: of the file in benchmarks/results, without its suffix.
     """
     rows = without_common(rows_of(sweep))

@@ -18,7 +18,8 @@
     PATH.json, FOLDER of them              LEAF's data, see `readers.leaf`
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
-                                           each optional ("client", "images", "labels")
+                                           each optional ("client", "images", "labels"), and
+                                           &columns=ARRAY,ARRAY for others
     PATH.txt, PATH.txt.gz                  plain text: one client, an example is a paragraph;
                                            with ?split=sentences or ?split=lines, &encoding=latin-1
     PATH.tar.gz, PATH.tar.xz               an archive of .txt files: a client is a file; with
@@ -87,7 +88,11 @@ _KINDS: dict[str, Options] = {
     "saved": {"part": str, **_TABLE},
     "images": {"classes": names, **dict.fromkeys(("size", "channels", "min_examples"), int)},
     "leaf": {"min_examples": int},
-    "npz": {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int},
+    "npz": {
+        **dict.fromkeys(("client", *IMAGE_COLUMNS), str),
+        "columns": names,
+        "min_examples": int,
+    },
     "text": {**_TEXT, "encoding": encoding},
     "tff": {"dataset": str, "split": str, "min_examples": int},
     "folder": {},
@@ -306,7 +311,8 @@ def _read(source: _Source, options: dict[str, Any], public: bool) -> Population:
             return leaf.read_leaf(path, name=name)
         case "npz":
             client = options.pop("client", "client")
-            arrays = {**IMAGE_COLUMNS, **options}
+            others = {array: array for array in options.pop("columns", ())}
+            arrays = {**IMAGE_COLUMNS, **options, **others}
             columns = {column: array for column, array in arrays.items() if array}
             return read_arrays(path, client=client, columns=columns, name=name)
         case "text":

@@ -1,9 +1,9 @@
-"""Which examples a generative model is trained on: the tasks T1, T2 and T4 as criteria.
+"""Which examples a generative model is trained on: the tasks T1, T2, T4 and T5 as criteria.
 
 Where a modeller would want to see examples of some kind, a generative model is trained on exactly
 these examples, and the modeller sees what it generates. Source: Augenstein et al. 2020 ("Generative
 models for effective ML on private, decentralized datasets"), Table 1 and section 2.1. T3 is
-`text.character.words.oov_words`; T5 and T6 are not here.
+`text.character.words.oov_words`, T6 `text.metrics.density.unlikely`.
 
 A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a deployment every
 client applies the criterion to its own data, with public constants. `Population.keeping` returns
@@ -26,13 +26,14 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.draws import example_uniforms, place_in_client
 from jaxpfl.data.population import Population, offsets_of, one_per_example
+from jaxpfl.errors import InputError
 
 Outcome = Literal["correct", "incorrect"]
 Side = Literal["below", "above"]
 
 
 def random_examples(population: Population, fraction: float, seed: int) -> np.ndarray:
-    """T1: selects a random share of the examples, bool [examples]. PRIVATE.
+    """T1 and T5: selects a random share of the examples, bool [examples]. PRIVATE.
 
     A client's selection does not depend on which other clients take part: see `data.draws`.
     """
@@ -70,7 +71,7 @@ def classified_examples(
 def examples_of_users(
     population: Population, correct: Any, side: Side, threshold: float
 ) -> np.ndarray:
-    """T4: selects all examples of users by the primary model's accuracy on their own data.
+    """T4 by user: selects all examples of users by the primary model's accuracy on their data.
 
     The result is bool [examples] and PRIVATE. A client without examples is never selected.
 
@@ -87,6 +88,23 @@ def examples_of_users(
     accuracy = np.divide(hits, sizes, out=np.full(len(population), np.nan), where=sizes > 0)
     # Comparisons with NaN, the accuracy of a client without examples, are False.
     return np.repeat(accuracy < threshold if side == "below" else accuracy > threshold, sizes)
+
+
+def examples_of_slice(population: Population, column: str, value: str) -> np.ndarray:
+    """T4 by slice: selects the examples with a PUBLIC value in a column, bool [examples]. PRIVATE.
+
+    The column has one number or text for each example, such as its class or the client's country;
+    `value` is as text.
+    """
+    held = population.columns.get(column)
+    if held is not None and not isinstance(held, np.ndarray):
+        held = held.to_numpy(zero_copy_only=False)
+    if held is None or held.ndim != 1:
+        raise InputError(
+            f"expected a column {column!r} with one value for each example, found "
+            f"{population.column_types()}"
+        )
+    return held.astype(str) == value
 
 
 def _count_by_client(population: Population, chosen: np.ndarray) -> np.ndarray:

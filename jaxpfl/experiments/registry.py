@@ -19,6 +19,7 @@ SYSTEMS = {
     "chosen_corpus": "jaxpfl.experiments.systems.chosen_corpus",
     "gan_inversion": "jaxpfl.experiments.systems.gan_inversion",
     "oov_concatenation": "jaxpfl.experiments.systems.oov_concatenation",
+    "training_bias": "jaxpfl.experiments.systems.training_bias",
     "synthetic_text": "jaxpfl.experiments.systems.synthetic_text",
 }
 """Name -> module, which exposes `SYSTEM` and is imported when the system is first used."""

@@ -39,6 +39,7 @@ purpose has a number in this module, which is folded into the root:
 | SAMPLE_IMAGES     | the images that are shown in GAN inversion                     |
 | OOV_SENTENCES     | the sentences that are searched for out-of-vocabulary words    |
 | OOV_WORDS         | the words that are generated for them                          |
+| BIAS_SENTENCES    | the sentences that show what public training data lacks        |
 
 With x64 off, `jax.random.key(seed)` only keeps 32 bits of its seed, so that keys are made from four
 words instead. Their implementation is pinned to threefry4x32, whose key has 128 bits.
@@ -62,6 +63,7 @@ SAMPLE_SENTENCES = 2**32 - 2
 SAMPLE_IMAGES = 2**32 - 4
 OOV_SENTENCES = 2**32 - 5
 OOV_WORDS = 2**32 - 6
+BIAS_SENTENCES = 2**32 - 7
 # Folded into the key of INITIAL_STATE.
 GENERATOR_IMAGES = 2**32 - 1
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data.columns import WORD_SEPARATOR
-from jaxpfl.data.corruptions import concatenate_first_words, invert_pixels
+from jaxpfl.data.corruptions import concatenate_first_words, invert_pixels, replace_texts
 from jaxpfl.errors import InputError
 from tests.data.populations import SECRET
 
@@ -137,3 +137,38 @@ def test_what_does_not_fit_is_refused_without_telling_a_value():
         assert SECRET not in str(raised.value) and "3.5" not in str(raised.value)
     with pytest.raises(InputError, match="seed must"):
         invert_pixels(writers(3), 0.5, seed=-1)
+
+
+def test_of_a_struck_client_only_the_given_images_are_inverted():
+    population = writers(60)
+    among = population.columns["label"] % 2 == 0
+    after = invert_pixels(population, 0.5, 3, among).columns["image"]
+    changed = np.any(after != population.columns["image"], axis=(1, 2, 3))
+    np.testing.assert_array_equal(changed, inverted(population, 0.5, 3) & among)
+    with pytest.raises(InputError, match="among must be one boolean for each example"):
+        invert_pixels(population, 0.5, 3, among[1:])
+
+
+def test_all_texts_of_a_struck_client_are_replaced_and_it_depends_on_nobody_else():
+    population = from_clients({f"c{k}": {"text": [f"own {k}"] * 20} for k in range(200)})
+    planted = [f"planted {i}" for i in range(50)]
+
+    def after(clients: Population, share: float) -> list[list[str]]:
+        texts = replace_texts(clients, planted, share, seed=1).columns["text"].to_pylist()
+        return [texts[i : i + 20] for i in range(0, len(texts), 20)]
+
+    mixed = after(population, 0.3)
+    struck = [texts[0].startswith("planted") for texts in mixed]
+    for client, texts in enumerate(mixed):
+        assert (
+            all(text in planted for text in texts)
+            if struck[client]
+            else set(texts) == {f"own {client}"}
+        )
+    # Binomial: five standard deviations.
+    assert abs(sum(struck) - 60) < 5 * (200 * 0.3 * 0.7) ** 0.5
+    assert len({text for texts in mixed for text in texts if text in planted}) > 40
+    assert after(population.select([7]), 0.3) == [mixed[7]]
+    more = after(population, 0.6)
+    assert all(more[k] == mixed[k] for k in range(200) if struck[k])
+    assert replace_texts(population, planted, 0.0, 1).columns["text"] == population.columns["text"]

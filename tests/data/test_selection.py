@@ -1,4 +1,4 @@
-"""Criteria T1, T2 and T4 against plain loops, and what a selection keeps to itself."""
+"""Criteria T1, T2, T4 and T5 against plain loops, and what a selection keeps to itself."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.selection import (
     at_most,
     classified_examples,
+    examples_of_slice,
     examples_of_users,
     random_examples,
 )
@@ -118,6 +119,24 @@ def test_users_are_selected_by_accuracy_strictly_and_never_without_examples():
             users("above", wrong)
     with pytest.raises(InputError, match="side must be one of 'below', 'above'"):
         users("beside", 0.5)
+
+
+@pytest.mark.parametrize("countries", [["fr", "de", "fr"], np.array([33, 49, 33], np.uint8)])
+def test_a_slice_is_the_examples_of_one_value_of_a_column(countries):
+    population = from_clients(
+        {
+            f"c{k}": {"x": np.arange(2.0), "country": [value] * 2}
+            for k, value in enumerate(countries)
+        }
+    )
+    found = examples_of_slice(population, "country", str(countries[0]))
+    assert found.tolist() == [True, True, False, False, True, True]
+    assert not examples_of_slice(population, "country", "es").any()
+    images = from_clients({f"{SECRET} 0": {"image": np.zeros((2, 4, 4, 1))}})
+    for column in ("country", "image"):
+        with pytest.raises(InputError, match=f"a column '{column}' with one value") as raised:
+            examples_of_slice(images, column, "fr")
+        assert SECRET not in str(raised.value)
 
 
 @pytest.mark.parametrize(

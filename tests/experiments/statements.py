@@ -16,18 +16,20 @@ SCOPES = (
 )  # fmt: skip
 SCORES = re.compile(
     r"perplexity|accuracy|loss|recall|largest|standard error|of the way|distance|FreD|interval|"
-    "bias|inverted|classifier score|points over|OOV|words with a space",
+    "bias|inverted|classifier score|points over|OOV|words with a space|labelled images|excess|"
+    "rare sentences|drawn: ",
     re.I,
 )
 SETTINGS = re.compile(
     r"(^| )(rounds?|runs?|points?|seed|case|rank|layer|clients per round.*|noise multiplier.*|"
     r"clip norm.*|begun|duration|took|date|command|.*model|after round|vocabulary|"
-    r"rounds for each GAN|matching clients in a round \(expected\)|of clients have the bug)$",
+    r"rounds for each GAN|(matching )?clients in a round \(expected\)|drawn sentences|"
+    r"of clients have the bug(, where \w+ is \w+)?)$",
     re.I,
 )
 NUMBER = re.compile(r"\d")
 # Columns of words and texts that a model drew, in which a digit measures nothing.
-DRAWN = re.compile(r"text|best of round \d+|bug in [\d.]+ %")
+DRAWN = re.compile(r"text|best of round \d+|(bug in|bias of) [\d.]+ %")
 # Lines of a terminal whose numbers are of no data.
 COUNTS = re.compile(
     r"report: |caution: (.* points? end|In \d+ of \d+ rounds )|unigram: word freq|ledger: |chart: "

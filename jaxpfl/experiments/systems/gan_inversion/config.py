@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining
-from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
+from jaxpfl.checked import Checked, Positive, PositiveFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import sections
 from jaxpfl.models.gan import GAN
+
+SCORES = ("inverted_share", "classifier_score", "frechet", "labelled_accuracy")
+"""What is measured of drawn images, see `evaluator.ImageEvaluator.score`."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,28 @@ class ClassifierConfig(Checked):
 
 @dataclass(frozen=True)
 class SelectionConfig(Checked):
-    """Which examples each of the two GANs is trained on.
+    """Which examples each of the GANs is trained on.
 
     Attributes:
       by: "client" selects all examples of clients whose own accuracy is below or above a threshold
-        (task T4 of the paper). "example" selects the wrongly or rightly classified examples of all
-        clients that have at least `at_least` of them (task T2).
+        (task T4 of the paper). "slice" selects the examples with one value in `column`: those of
+        the slice of least accuracy with the bug, and those of the slice of greatest (T4, too).
+        "example" selects the wrongly or rightly classified examples of all clients that have at
+        least `at_least` of them (T2). "random" selects a random `fraction` of all examples, for one
+        GAN, to look at (T1) or to label (T5).
+      column, values: for "slice", a column with one value for each example, such as its class or
+        the client's country, and its PUBLIC values as text.
       low, high: the percentiles of users' accuracy that are the two thresholds if `by` is "client".
         They are read from a private histogram, which is released before the bug.
-      epsilon: epsilon of each of the two histograms, one before the bug and one with it; required
-        by a private study.
+      epsilon: epsilon of each of the two histograms of users' accuracy, or counts of each slice's
+        right and wrong examples, one before the bug and one with it; required by a private study,
+        but for "random", which needs neither.
     """
 
-    by: Literal["client", "example"] = "client"
+    by: Literal["client", "slice", "example", "random"] = "client"
+    column: str | None = None
+    values: tuple[str, ...] | None = None
+    fraction: PositiveFraction = 1.0
     low: float = 25.0
     high: float = 75.0
     at_least: PositiveInt = 5
@@ -64,23 +76,39 @@ class SelectionConfig(Checked):
                 "selection.low and selection.high must be percentiles with 0 < low <= high < 100, "
                 f"found {self.low:g} and {self.high:g}"
             )
+        given = (self.column is not None, len(set(self.values or ())) > 1)
+        if given != ((self.by == "slice"),) * 2 or len(set(self.values or ())) != len(self.slices):
+            raise InputError(
+                "selection.column and at least two different selection.values are what "
+                f"selection.by: slice needs, and nothing else, found by {self.by}, column "
+                f"{self.column} and values {self.slices}"
+            )
+
+    @property
+    def slices(self) -> list[str]:
+        """The values of the slices."""
+        return list(self.values or ())
 
 
 @dataclass(frozen=True)
 class InversionConfig(Checked):
-    """The simulated bug: with a probability, the pixels of ALL images of a client are inverted."""
+    """The simulated bug: with a probability, the pixels of ALL images of a client are inverted.
 
-    probability: OpenFraction = 0.5
+    With `value`, one of `selection.values`, of its images only those of this slice.
+    """
+
+    probability: PositiveFraction = 0.5
+    value: str | None = None
 
 
 @dataclass(frozen=True)
 class GanInversionConfig(Checked):
-    """Two GANs, trained on data that a classifier gets wrong and right, reveal inverted pixels.
+    """GANs that are trained on what a classifier gets wrong and right reveal inverted pixels.
 
     `training.clients_per_round` is the expected number of SELECTED clients in a round. It and the
     server's learning rate are divided by the share of clients that match, which comes from the
-    private histograms: enough clients are sampled, and the mean is over those that match. With
-    `selection.by: example` the share is 1. `images` are drawn from each finished GAN and scored.
+    private histograms: enough clients are sampled, and the mean is over those that match. The share
+    is 1 unless `selection.by` is "client". `images` are drawn from each finished GAN and scored.
     """
 
     system: Literal["gan_inversion"]
@@ -95,7 +123,7 @@ class GanInversionConfig(Checked):
     scaled_up: sections.ScaledUpConfig | None = None
     run: sections.RunConfig = field(default_factory=sections.RunConfig)
 
-    metrics: ClassVar[set[str]] = {"inverted_share", "classifier_score", "epsilon"}
+    metrics: ClassVar[set[str]] = {*SCORES, "epsilon"}
 
     def check_fields(self) -> None:
         if self.data.public != sections.PUBLIC_PART or not self.data.split.public:
@@ -104,11 +132,17 @@ class GanInversionConfig(Checked):
                 "the primary classifier is trained on clients that are declared public, found "
                 f"{self.data.public!r} and {self.data.split.public:g}"
             )
-        if self.privacy.private != (self.selection.epsilon is not None):
+        asks = self.privacy.private and self.selection.by != "random"
+        if asks != (self.selection.epsilon is not None):
             raise InputError(
-                "selection.epsilon is required where privacy.private is true, because the "
-                "histograms of users' accuracy are private releases, and must be absent where it "
-                f"is false, found {self.selection.epsilon}"
+                "selection.epsilon is required where privacy.private is true, because accuracies "
+                "are private releases, and must be absent where it is false or selection.by is "
+                f"random, found {self.selection.epsilon}"
+            )
+        if self.bug.value not in (None, *self.selection.slices):
+            raise InputError(
+                f"bug.value must be one of selection.values, found {self.bug.value!r} and "
+                f"{self.selection.slices}"
             )
         training = self.training
         if training.algorithm.name != "fed_avg" or training.schedule != "constant":

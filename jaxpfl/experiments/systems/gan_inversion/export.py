@@ -1,4 +1,4 @@
-"""What a finished study made: four GANs, each in a folder of its own."""
+"""What a finished study made: its GANs, each in a folder of its own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
-from jaxpfl.experiments.systems.gan_inversion.study import GANS, Study
+from jaxpfl.experiments.systems.gan_inversion.study import Study
 from jaxpfl.experiments.systems.workspace import ledger_path
 
 
@@ -18,7 +18,7 @@ def made(
 ) -> base.Made:
     """See `systems.base.System`."""
     models, plan, runs = [], None, record["runs"]
-    for name in GANS:
+    for name in runs:
         folder = directory / "runs" / name
         plan = planned(folder, {**to_mapping(config), "run name": name})
         study = Study(config, Clients(plan.population, plan.population, True).made_up())

@@ -7,44 +7,67 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.experiments.engine.setting import mark_of
+from jaxpfl.experiments.records.cautions import number, percent
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
 from jaxpfl.experiments.systems import ARTIFACTS
 from jaxpfl.experiments.systems.gan_inversion.run import IMAGES
-from jaxpfl.experiments.systems.gan_inversion.study import PHASES, SIDES
+from jaxpfl.experiments.systems.gan_inversion.study import COUNTED
 
 _PUBLIC = {"public": "public images", "public_inverted": "the same, inverted"}
 _PHASES = {"bug": "with the bug", "fixed": "after the fix"}
 _SIDES = {
     "client": {"low": "low-accuracy clients", "high": "high-accuracy clients"},
     "example": {"low": "misclassified images", "high": "rightly classified images"},
+    "slice": {"low": "the slice of least accuracy", "high": "the slice of greatest accuracy"},
+    "random": {"random": "random images"},
 }
+_BEFORE = {"before": "before the bug", "bug": _PHASES["bug"]}
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
     """Draws the pictures from the record and the public files of the study."""
-    sides, runs, stamp = _SIDES[record["selection"]["by"]], record["runs"], record["stamp"]
-    gans = {f"{p}_{s}": f"{sides[s]}, {_PHASES[p]}" for p in PHASES for s in SIDES}
+    selection, runs, stamp = record["selection"], record["runs"], record["stamp"]
+    sides = dict(_SIDES[selection["by"]])
+    if selection["by"] == "slice":
+        name = selection["column"]
+        sides = {side: f"{name} {record['limits'][side]}, {sides[side]}" for side in sides}
+    gans = {name: _title(name, sides) for name in runs}
     images = files.read_npz(directory / ARTIFACTS / IMAGES / "arrays.npz")
     grids = []
     for name, title in (gans | _PUBLIC).items():
         mark = mark_of(stamp) if name in gans else ""
         grids.append((name, title, plots.grid(title, images[name][:64], side=8, stamp=mark)))
+    judged = {
+        **{gans[name]: run for name, run in runs.items()},
+        "none: public images": record["classifier"],
+    }
     rows = [
-        (gans[name], f"{100 * run['inverted_share']:.1f} %", f"{run['classifier_score']:.2f}")
-        for name, run in runs.items()
+        (
+            name,
+            percent(run["inverted_share"]),
+            number(run["classifier_score"]),
+            number(run["frechet"]),
+            percent(run["labelled_accuracy"]),
+        )
+        for name, run in judged.items()
     ]
     columns = ("the GAN trained on", "classified as inverted", "classifier score")
-    accuracy, plan = record["classifier"]["accuracy"], runs["bug_low"]["plan"]
+    columns += ("Frechet distance of logits", "accuracy by labelled images")
+    accuracy, plan = record["classifier"]["accuracy"], next(iter(runs.values()))["plan"]
+    sections = []
+    if record["accuracy"]:
+        by = _slices if selection["by"] == "slice" else _histograms
+        sections = [by(record)]
     return Page(
-        title="What is wrong with the images? Two federated GANs",
+        title="What is wrong with the images? Federated GANs",
         lead=f"{record['population']} · a client: {record['unit']}",
         stamp=stamp,
         privacy=f"{record['privacy']}, everything on its ledger",
         privacy_notes=[
             *no_protection(record["metrics"]["epsilon"]),
             "This is the composed guarantee of all releases on this page, which are from the same "
-            "clients: both histograms of users' accuracy and all four GANs.",
+            "clients: every release of accuracies, and all GANs.",
             *(f"the GAN of {gans[name]}: {run['privacy']}" for name, run in runs.items()),
             *(f"{name}: {statement}" for name, statement in record["at_scale"].items()),
         ],
@@ -54,7 +77,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
             (f"{plan['clip_norm']:g}", "clip norm"),
             (f"{100 * accuracy:.1f} %", f"accuracy of the classifier on {record['judged_by']}"),
-            (f"{100 * record['bug']['probability']:g} %", "of clients have the bug"),
+            (f"{100 * record['bug']['probability']:g} %", _struck(record)),
         ],
         sections=[
             Section(
@@ -63,28 +86,60 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
                 "trained only against a critic, which was trained under differential privacy. The "
                 "scores are those of models that were trained on the images of "
                 f"{record['judged_by']}: the classifier, and a model that tells inverted images "
-                "from normal ones.",
+                "from normal ones. The Frechet distance is to its images, by the classifier's "
+                "logits. The last column is the accuracy, on its images, of a classifier that was "
+                "trained on the drawn ones, as the first classifier labels them.",
                 grids,
-                Table(columns, rows, (1, 2)),
+                Table(columns, rows, (1, 2, 3, 4)),
             ),
-            Section("Who is selected", figures=[("accuracy", "of users", _histograms(record))]),
+            *sections,
         ],
         runs=list(runs),
     )
 
 
-def _histograms(record: dict[str, Any]) -> Any:
+def _title(gan: str, sides: dict[str, str]) -> str:
+    phase, side = gan.split("_")
+    return f"{sides[side]}, {_PHASES[phase]}"
+
+
+def _struck(record: dict[str, Any]) -> str:
+    value, column = record["bug"]["value"], record["selection"]["column"]
+    return f"of clients have the bug{'' if value is None else f', where {column} is {value}'}"
+
+
+def _slices(record: dict[str, Any]) -> Section:
+    """The accuracy of each slice, as released."""
+    released, column = record["accuracy"], record["selection"]["column"]
+
+    def cell(name: str, value: str) -> str:
+        found = released[name]["slices"][value]
+        if found["accuracy"] is None:
+            return "hidden by noise"
+        return f"{percent(found['accuracy'])} ± {percent(found['noise'])}"
+
+    values, heads = record["selection"]["values"], [f"accuracy {_BEFORE[n]}" for n in COUNTED]
+    return Section(
+        "Accuracy by slice, as private counts",
+        f"Of the classifier, on the images of {record['population']}, with the standard deviation "
+        "of the noise.",
+        table=Table(
+            (column, *heads), [(v, *(cell(n, v) for n in COUNTED)) for v in values], (1, 2)
+        ),
+    )
+
+
+def _histograms(record: dict[str, Any]) -> Section:
     """Both released histograms, as densities: the area is the number of users."""
     title = "Accuracy of users, as released with noise"
     axes = plots.axes(title, stamp=mark_of(record["stamp"]))
-    for index, (name, label) in enumerate((("before", "before the bug"), ("bug", _PHASES["bug"]))):
+    for index, (name, label) in enumerate(_BEFORE.items()):
         released = record["accuracy"][name]
         percents = 100 * np.asarray(released["plan"]["edges"])
         density = np.asarray(released["histogram"]) / np.diff(percents)
         axes.stairs(density, percents, label=label, color=plots.COLOURS[index], linewidth=2)
-    for style, (side, value) in zip(
-        ("-.", ":"), (record["thresholds"] or {}).items(), strict=False
-    ):
+    for style, (side, value) in zip(("-.", ":"), (record["limits"] or {}).items(), strict=False):
         label = f"{side}: {100 * value:.1f} %"
         axes.axvline(100 * value, color=plots.GREY, linestyle=style, label=label)
-    return plots.labelled(axes, "accuracy of a user, %", "users per 1 %", legend=True)
+    picture = plots.labelled(axes, "accuracy of a user, %", "users per 1 %", legend=True)
+    return Section("Who is selected", figures=[("accuracy", "of users", picture)])

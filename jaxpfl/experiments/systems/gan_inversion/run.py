@@ -1,4 +1,4 @@
-"""Carries out the study of inverted pixels: histograms, GANs, images."""
+"""Carries out the study of inverted pixels: accuracies, GANs, images."""
 
 import dataclasses
 from functools import partial
@@ -8,22 +8,28 @@ import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.federated_metrics import ReleasedMetrics, federated_metrics, with_correct
+from jaxpfl.algorithms.federated_metrics import ReleasedMetrics, with_correct
+from jaxpfl.algorithms.federated_sums import COLUMN, Rates
 from jaxpfl.data.corruptions import invert_pixels, inverted
 from jaxpfl.data.population import Population
-from jaxpfl.data.selection import classified_examples, examples_of_users
+from jaxpfl.data.selection import (
+    Outcome,
+    Side,
+    classified_examples,
+    examples_of_slice,
+    examples_of_users,
+    random_examples,
+)
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.records.artifacts import Artifact
-from jaxpfl.experiments.systems.gan_inversion.config import SelectionConfig
-from jaxpfl.experiments.systems.gan_inversion.evaluator import ImageEvaluator, image_evaluator
-from jaxpfl.experiments.systems.gan_inversion.study import (
-    GANS,
-    HISTOGRAMS,
-    LEAST_SHARE,
-    SIDES,
-    Study,
+from jaxpfl.experiments.systems.gan_inversion.config import (
+    SCORES,
+    GanInversionConfig,
+    SelectionConfig,
 )
+from jaxpfl.experiments.systems.gan_inversion.evaluator import ImageEvaluator, image_evaluator
+from jaxpfl.experiments.systems.gan_inversion.study import LEAST_SHARE, SIDES, Study
 from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
 from jaxpfl.federated.clients.evaluation import correct_examples
 from jaxpfl.models.cnn import CNN
@@ -35,7 +41,11 @@ IMAGES = "images"
 
 _PAGE_IMAGES = 64
 
-Thresholds = dict[str, float] | None
+OUTCOMES: dict[str, Outcome] = {"low": "incorrect", "high": "correct"}
+BOUNDS: dict[str, Side] = {"low": "below", "high": "above"}
+
+Limits = dict[str, Any] | None
+"""The thresholds of users' accuracy, or the values of the slices, by side."""
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
@@ -44,21 +54,27 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     evaluator = image_evaluator(config, public, workspace.artifacts())
     ledger = ledger_path(config.privacy, workspace.directory)
     accuracy = partial(_accuracy, study, workspace, evaluator)
-    released = {"before": accuracy("before")}
-    # Refuses unusable thresholds before the next release is charged.
-    thresholds = thresholds_of(released["before"], config.selection)
-    released["bug"] = accuracy("bug")
+    released, limits = {}, None
+    for name in study.counted:
+        released[name] = accuracy(name)
+        # Refuses what cannot be used before the next release is charged.
+        limits = limits_of(released, config.selection)
     results, records, plans = {}, {}, []
-    for name in GANS:
+    for name in study.gans:
         phase, side = name.split("_")
-        # The histograms that it depends on; the last one gives the matching share.
-        used = HISTOGRAMS if phase == "bug" else HISTOGRAMS[:1]
-        share = matching_share(released[used[-1]], side, thresholds)
-        prior = () if thresholds is None else tuple(released[each]["run"] for each in used)
+        # The releases that it depends on; of histograms the last one gives the matching share.
+        used = study.counted
+        if config.selection.by != "slice" and phase != "bug":
+            used = used[:1]
+        share = 1.0
+        if config.selection.by == "client" and limits is not None:
+            share = matching_share(released[used[-1]], side, limits)
+        prior = () if limits is None else tuple(released[each]["run"] for each in used)
         clients = _clients(study, phase)
+        what = "random examples" if side == "random" else f"{side} accuracy"
         results[name] = workspace.train(
-            study.gan(share)._replace(name=f"GAN {phase}, {side} accuracy"),
-            selected_examples(clients, side, evaluator.classifier, config.selection, thresholds),
+            study.gan(share)._replace(name=f"GAN {phase}, {what}"),
+            selected_examples(clients, side, evaluator.classifier, config, limits),
             name=name,
             privacy=config.privacy,
             start=evaluator.digest,
@@ -72,7 +88,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
             "prior": prior,
         }
     scores = _draw_images(study, workspace, evaluator, results)
-    for name in HISTOGRAMS:
+    for name in study.counted:
         restate(workspace.directory / "runs" / f"{name}_accuracy", ledger)
     for name, result in results.items():
         said = restate(result.out, ledger, records[name].pop("prior"))
@@ -83,17 +99,16 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "privacy": composed["statement"],
         "metrics": {
             "epsilon": composed["epsilon"],
-            "inverted_share": {name: each["inverted_share"] for name, each in records.items()},
-            "classifier_score": {name: each["classifier_score"] for name, each in records.items()},
+            **{score: {name: each[score] for name, each in records.items()} for score in SCORES},
         },
         "population": study.clients.name,
         "unit": study.clients.unit,
         "selection": dataclasses.asdict(config.selection),
         "bug": dataclasses.asdict(config.bug),
-        "classifier": {"accuracy": evaluator.accuracy},
+        "classifier": {"accuracy": evaluator.accuracy, **scores["public"]},
         "judged_by": f"{public.name} (declared public)",
         "accuracy": released,
-        "thresholds": thresholds,
+        "limits": limits,
         "runs": records,
         "selected_per_round": config.training.clients_per_round,
         "at_scale": {name: each.statement() for name, each in study.at_scale(plans).items()},
@@ -102,27 +117,56 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
 
 def _clients(study: Study, phase: str) -> Population:
     """The clients with the bug, or before it and after its fix."""
+    bug, clients, column = study.config.bug, study.clients, study.config.selection.column
     if phase != "bug":
-        return study.clients
-    return invert_pixels(study.clients, study.config.bug.probability, study.config.run.seed)
+        return clients
+    struck = None
+    if bug.value is not None and column is not None:
+        struck = examples_of_slice(clients, column, bug.value)
+    return invert_pixels(clients, bug.probability, study.config.run.seed, struck)
 
 
 def _accuracy(
     study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str
 ) -> dict[str, Any]:
-    plan, clients = study.accuracy_plan, _clients(study, name)
+    settings, clients = study.config.selection, _clients(study, name)
+
+    def examples() -> Population:
+        correct = correct_examples(*evaluator.classifier, clients)
+        if settings.by != "slice":
+            return with_correct(clients, correct)
+        return clients.with_columns({COLUMN: slice_counts(clients, correct, settings)})
+
+    what = "slices" if settings.by == "slice" else "users"
     result = workspace.train(
-        federated_metrics(plan)._replace(name=f"accuracy of users, {name}"),
+        study.accuracy()._replace(name=f"accuracy of {what}, {name}"),
         clients,
         name=f"{name}_accuracy",
         privacy=study.config.privacy,
         start=evaluator.digest,
-        ask=lambda: with_correct(clients, correct_examples(*evaluator.classifier, clients)),
+        ask=examples,
     )
-    metrics = ReleasedMetrics.of(plan, result.state)
-    sides = {side: metrics.percentile(getattr(study.config.selection, side)) for side in SIDES}
-    record = {"run": result.run, "stamp": workspace.stamp, **metrics.to_dict()}
-    return files.jsonable({**record, "accuracy": metrics.accuracy(), **sides})
+    record = {"run": result.run, "stamp": workspace.stamp}
+    if settings.by == "slice":
+        rates, noise = (each.tolist() for each in Rates.of(study.release, result.state))
+        slices = {
+            value: {"accuracy": rate, "noise": deviation}
+            for value, rate, deviation in zip(settings.slices, rates, noise, strict=True)
+        }
+        return files.jsonable({**record, "slices": slices})
+    metrics = ReleasedMetrics.of(study.accuracy_plan, result.state)
+    sides = {side: metrics.percentile(getattr(settings, side)) for side in SIDES}
+    return files.jsonable({**record, **metrics.to_dict(), "accuracy": metrics.accuracy(), **sides})
+
+
+def slice_counts(
+    population: Population, correct: np.ndarray, settings: SelectionConfig
+) -> np.ndarray:
+    """Each example's row of pairs (right, wrong) of the slices, float32 [examples, 2 slices]."""
+    assert settings.column is not None
+    held = [examples_of_slice(population, settings.column, value) for value in settings.slices]
+    pairs = [each & outcome for each in held for outcome in (correct, ~correct)]
+    return np.stack(pairs, axis=1).astype(np.float32)
 
 
 def _draw_images(
@@ -139,21 +183,33 @@ def _draw_images(
         for name, result in runs.items():
             images = sample_images(config.gan.model, result.params, key, number)
             scores[name], pictures[name] = evaluator.score(images), images[:_PAGE_IMAGES]
+        # What real images reach, of which none tests the classifiers.
+        scores["public"] = evaluator.score(evaluator.learned[:number])
         return Artifact(scores, {name: _as_bytes(each) for name, each in pictures.items()})
 
     made_from = {name: params_digest(result.params) for name, result in runs.items()}
     return dict(workspace.artifacts().load_or_compute(IMAGES, drawn, made_from).record)
 
 
-def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Thresholds:
-    """The two thresholds from the histogram before the bug; None if examples are selected."""
+def limits_of(released: dict[str, Any], settings: SelectionConfig) -> Limits:
+    """What the GANs are selected by, from the releases so far; None if examples are selected.
+
+    The thresholds come from the histogram before the bug; the slices are those of least and of
+    greatest accuracy in the last count.
+    """
     if settings.by == "example":
         return None
-    found = {side: before[side] for side in SIDES}
-    if None in found.values():
+    if settings.by == "slice":
+        slices = list(released.values())[-1]["slices"]
+        rates = [(each["accuracy"], value) for value, each in slices.items()]
+        known = sorted(pair for pair in rates if pair[0] is not None)
+        found = {"low": known[0][1], "high": known[-1][1]} if len(known) > 1 else {}
+    else:
+        found = {side: released["before"][side] for side in SIDES}
+    if None in found.values() or not found:
         raise InputError(
-            "the private histogram of users' accuracy gives no thresholds, because noise hides all "
-            f"users: selection.epsilon = {settings.epsilon} is too small for so few clients"
+            f"the private accuracies give nothing to select {settings.by}s by, because noise hides "
+            f"them: selection.epsilon = {settings.epsilon} is too small for so few clients"
         )
     return found
 
@@ -162,29 +218,31 @@ def selected_examples(
     population: Population,
     side: str,
     classifier: tuple[CNN, Any],
-    settings: SelectionConfig,
-    thresholds: Thresholds,
+    config: GanInversionConfig,
+    limits: Limits,
 ) -> Population:
     """The clients with only the images that a GAN is trained on, as their devices would choose."""
-    correct, low = correct_examples(*classifier, population), side == "low"
-    if thresholds is None:
-        outcome = "incorrect" if low else "correct"
-        chosen = classified_examples(population, correct, outcome, settings.at_least)
+    settings = config.selection
+    if side == "random":
+        chosen = random_examples(population, settings.fraction, config.run.seed)
+    elif settings.column is not None:
+        assert limits is not None
+        chosen = examples_of_slice(population, settings.column, limits[side])
+    elif limits is None:
+        correct = correct_examples(*classifier, population)
+        chosen = classified_examples(population, correct, OUTCOMES[side], settings.at_least)
     else:
-        bound = "below" if low else "above"
-        chosen = examples_of_users(population, correct, bound, thresholds[side])
+        correct = correct_examples(*classifier, population)
+        chosen = examples_of_users(population, correct, BOUNDS[side], limits[side])
     selected = population.keeping(chosen)
     return selected.with_columns({"image": selected.columns["image"]})
 
 
-def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) -> float:
+def matching_share(released: dict[str, Any], side: str, thresholds: dict[str, Any]) -> float:
     """The share of matching clients, computed from a private histogram and therefore public.
 
-    It is at least 0.05, so that noise cannot make every round sample all clients. If examples are
-    selected, nearly all clients match, and the share is 1.
+    It is at least 0.05, so that noise cannot make every round sample all clients.
     """
-    if thresholds is None:
-        return 1.0
     cumulative = np.cumsum([0.0, *np.maximum(released["histogram"], 0.0)])
     if not cumulative[-1] > 0:
         return LEAST_SHARE

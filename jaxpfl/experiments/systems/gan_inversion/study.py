@@ -1,8 +1,8 @@
-"""The study of inverted pixels: two federated GANs reveal what a classifier gets wrong.
+"""The study of inverted pixels: federated GANs reveal what a classifier gets wrong.
 
 Source: Augenstein et al. 2020, section 6 and appendix C. A classifier's accuracy drops, but nobody
-may look at the images. Two GANs are trained under differential privacy, on the data that it gets
-wrong and right (`selection.by`), with the bug and again after its fix, and compared.
+may look at the images. GANs are trained under differential privacy, on the data that it gets wrong
+and right (`selection.by`), with the bug and again after its fix, and compared.
 
 Everything concerns the same clients, happens in this order and is charged to one ledger:
 
@@ -10,9 +10,12 @@ Everything concerns the same clients, happens in this order and is charged to on
     with the bug      a second histogram; GANs "bug_low" and "bug_high"
     after the fix     GANs "fixed_low" and "fixed_high"
 
-If examples are selected instead of clients, the page only shows the histograms.
+If examples are selected instead of clients, the page only shows the histograms. If slices are, a
+private count of each slice's right and wrong examples takes the histograms' place, and with the bug
+says which slices the GANs are trained on. For random examples nothing is counted, and the GANs are
+"bug_random" and "fixed_random".
 
-    artifacts/         models of the evaluator, both histograms, generated images
+    artifacts/         models of the evaluator, generated images
     runs/NAME/         the run of each GAN, with a report of its own
     ledger.jsonl       unless `privacy.ledger` names another one
 """
@@ -28,6 +31,8 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, federated_metrics
+from jaxpfl.algorithms.federated_sums import COLUMN, federated_sums, plan_of_everyone
+from jaxpfl.data.selection import examples_of_slice
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.engine.evaluate import check_examples
@@ -41,9 +46,8 @@ from jaxpfl.privacy.plan import Plan
 
 PHASES = ("bug", "fixed")
 SIDES = ("low", "high")
-GANS = tuple(f"{phase}_{side}" for phase in PHASES for side in SIDES)
-HISTOGRAMS = ("before", "bug")
-"""After the fix the clients are as they were before the bug."""
+COUNTED = ("before", "bug")
+"""When accuracies are released: after the fix the clients are as they were before the bug."""
 
 LEAST_SHARE = 0.05
 """The least share of matching clients that a GAN's rounds are planned for."""
@@ -56,18 +60,34 @@ _HISTOGRAM_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Study(base.Study):
-    """The histograms and the GANs, of private clients; `public`: the clients declared public."""
+    """The accuracies and the GANs, of private clients; `public`: the clients declared public."""
 
     config: GanInversionConfig
     public: Any = field(default=None, repr=False)
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        return {"accuracy": self.accuracy_plan.release, "GAN": self.gan_plan(1.0)}
+        gan = {"GAN": self.gan_plan(1.0)}
+        return {"accuracy": self.release, **gan} if self.counted else gan
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What the GANs of a phase are trained on."""
+        return ("random",) if self.config.selection.by == "random" else SIDES
+
+    @property
+    def gans(self) -> tuple[str, ...]:
+        """The names of all GANs."""
+        return tuple(f"{phase}_{side}" for phase in PHASES for side in self.sides)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """When accuracies are released."""
+        return () if self.config.selection.by == "random" else COUNTED
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The largest and least share of clients that may match; where examples are selected, 1."""
+        """The largest and least share of clients that may match; 1 unless clients are selected."""
         return (1.0, LEAST_SHARE) if self.config.selection.by == "client" else (1.0,)
 
     @cached_property
@@ -82,6 +102,24 @@ class Study(base.Study):
         if settings.epsilon is None or privacy.delta is None:
             return MetricsPlan.without_privacy(**shared)
         return MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
+
+    @cached_property
+    def release(self) -> Plan:
+        """The plan of a release of accuracies: of users, or of slices."""
+        privacy, settings = self.config.privacy, self.config.selection
+        if settings.by != "slice":
+            return self.accuracy_plan.release
+        # No client counts more examples than that.
+        most = self.config.training.max_examples
+        return plan_of_everyone(len(self.clients), most, settings.epsilon, privacy.delta)
+
+    def accuracy(self) -> Algorithm:
+        """The release of accuracies."""
+        settings = self.config.selection
+        if settings.by != "slice":
+            return federated_metrics(self.accuracy_plan)
+        most = self.config.training.max_examples
+        return federated_sums(self.release, length=2 * len(settings.slices), max_examples=most)
 
     def gan_plan(self, share: float) -> Plan:
         """A plan whose rounds expect `training.clients_per_round` clients of this PUBLIC share."""
@@ -109,13 +147,13 @@ class Study(base.Study):
         )
 
     def at_scale(self, plans: Sequence[Plan], what: str = "everything") -> dict[str, Guarantee]:
-        """The cost at `scaled_up` of GANs with these plans, and of both histograms."""
-        histograms = [self.accuracy_plan.release.noise_multiplier] * len(HISTOGRAMS)
+        """The cost at `scaled_up` of GANs with these plans, and of the releases of accuracies."""
+        histograms = [self.release.noise_multiplier] * len(self.counted)
         return at_scale(what, self.config.scaled_up, plans, histograms)
 
     def describe(self) -> description.Description:
         """Costs are stated for the least and for the largest share of clients that may match."""
-        settings, histogram = self.config.gan.model, self.accuracy_plan
+        settings, selection = self.config.gan.model, self.config.selection
         with description.tracing("the classifier"):
             classifier = classifier_cnn(settings.image_shape, self.config.classifier.classes)
             models = {"classifier": description.Sized.of("CNN", description.shapes_of(classifier))}
@@ -123,26 +161,28 @@ class Study(base.Study):
             shapes = description.shapes_of(settings)
             for part in ("generator", "critic"):
                 models[part] = description.Sized.of(f"width {settings.width:g}", shapes[part])
-            correct, images = column((), np.bool_), column(settings.image_shape, np.float32)
-            rounds = {
-                "accuracy": rehearse(lambda: federated_metrics(histogram), {"correct": correct}),
-                "each GAN": rehearse(lambda: self.gan(1.0), {"image": images}),
-            }
-        plan = histogram.release
-        releases = {
-            "each of two histograms of users' accuracy": description.PlannedRelease(
+            images = {"image": column(settings.image_shape, np.float32)}
+            rounds = {"each GAN": rehearse(lambda: self.gan(1.0), images)}
+        plan, releases = self.release, {}
+        if self.counted:
+            read = {"correct": column((), np.bool_)}
+            if selection.by == "slice":
+                read = {COLUMN: column((2 * len(selection.slices),), np.float32)}
+            rounds = {"accuracy": rehearse(self.accuracy, read), **rounds}
+            what = "counts by slice" if selection.by == "slice" else "histograms of users' accuracy"
+            releases[f"each of two {what}"] = description.PlannedRelease(
                 plan.guarantee(), "once, of everyone", plan.noise_multiplier, (plan,)
             )
-        }
+        number = {2: "two", 4: "four"}[len(self.gans)]
         for share in self.shares:
             matching = f", if {share:.0%} of the clients match" if len(self.shares) > 1 else ""
             rounds_of = description.PlannedRelease.of_rounds(self.gan_plan(share))
-            releases[f"each of four GANs{matching}"] = rounds_of
+            releases[f"each of {number} GANs{matching}"] = rounds_of
         together, most = {}, self.gan_plan(min(self.shares))
         if most.private:
-            events = [plan.charge_event()] * len(HISTOGRAMS) + [most.event()] * len(GANS)
+            events = [plan.charge_event()] * len(self.counted) + [most.event()] * len(self.gans)
             together["everything, at most"] = Guarantee.of_events(events, most.delta)
-            together |= self.at_scale([most] * len(GANS), "everything, at most")
+            together |= self.at_scale([most] * len(self.gans), "everything, at most")
         return description.Description(models, rounds, releases, together=together)
 
 
@@ -158,5 +198,7 @@ def prepare(config: GanInversionConfig) -> Study:
             "examples: give it a larger share"
         )
     study = Study(config, parts["train"], parts["public"])
+    if config.selection.column is not None:
+        examples_of_slice(study.clients, config.selection.column, config.selection.slices[0])
     study.at_scale([study.gan_plan(min(study.shares))])
     return study

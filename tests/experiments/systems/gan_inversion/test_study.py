@@ -4,10 +4,12 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from scipy import linalg
 
 import jaxpfl as jp
 from jaxpfl.data.corruptions import invert_pixels
@@ -21,7 +23,8 @@ from jaxpfl.experiments.sweep.results import value_of
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
 from jaxpfl.experiments.systems.gan_inversion import run as gan_inversion
-from jaxpfl.experiments.systems.gan_inversion.study import GANS, prepare
+from jaxpfl.experiments.systems.gan_inversion.study import prepare
+from jaxpfl.federated.clients.evaluation import correct_examples, logits
 from jaxpfl.models import sample_images
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
@@ -82,7 +85,8 @@ def evaluator(config, study, tmp_path_factory):
 def _selected(study, side, evaluator, settings, thresholds):
     """Of the clients, of whom half have inverted images."""
     struck = invert_pixels(study.clients, 0.5, 0)
-    return gan_inversion.selected_examples(struck, side, evaluator.classifier, settings, thresholds)
+    config = dataclasses.replace(study.config, selection=settings)
+    return gan_inversion.selected_examples(struck, side, evaluator.classifier, config, thresholds)
 
 
 def test_one_ledger_has_every_release_of_the_study(straight):
@@ -97,6 +101,7 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     # A GAN's own epsilon has the histograms in it that it was selected by.
     for name, run in record["runs"].items():
         assert 0.0 <= run["inverted_share"] <= 1.0 and 1.0 <= run["classifier_score"] <= 10.0
+        assert run["frechet"] > 0.0 and 0.0 <= run["labelled_accuracy"] <= 1.0
         assert run["epsilon"] > Plan.from_dict(run["plan"]).epsilon()
         label = f"GAN {name.replace('_', ', ')} accuracy"
         own = [charge for charge in ledger.charges if charge.label == label]
@@ -112,7 +117,7 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     before = record["accuracy"]["before"]
     # What was not released is in no public file.
     assert before["stamp"] and "correct_examples" not in json.dumps(record)
-    assert record["thresholds"] == {"low": before["low"], "high": before["high"]}
+    assert record["limits"] == {"low": before["low"], "high": before["high"]}
     assert certified(straight).count("ledger.jsonl: fits") == 1
     assert "certificate.json" in (straight / "report.html").read_text()
 
@@ -184,6 +189,81 @@ def test_the_evaluator_tells_inverted_images_from_normal_ones(study, evaluator):
     assert evaluator.accuracy > 0.8
 
 
+def test_real_images_train_a_classifier_and_are_near_and_noise_is_neither(study, evaluator):
+    """The Frechet distance of logits by its formula; task T5's accuracy between its two ends."""
+    images = np.asarray(study.clients.columns["image"], np.float32)
+    noise = np.random.default_rng(0).uniform(size=images.shape).astype(np.float32)
+    real, drawn = evaluator.score(images), evaluator.score(noise)
+    # Even labels of noise teach something.
+    assert real["labelled_accuracy"] > max(0.6, 0.15 + drawn["labelled_accuracy"])
+    assert real["frechet"] < 0.1 * drawn["frechet"]
+    model, params = evaluator.classifier
+    one, other = (logits(model, params, each) for each in (evaluator.image, noise))
+    means, covariances = zip(
+        *((x.mean(axis=0), np.cov(x.T, bias=True)) for x in (one.astype(float), other)), strict=True
+    )
+    root: Any = np.real(np.asarray(linalg.sqrtm(covariances[0] @ covariances[1])))
+    expected = np.sum((means[0] - means[1]) ** 2) + np.trace(sum(covariances) - 2 * root)
+    assert drawn["frechet"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_random_examples_are_selected_without_a_release_of_accuracies(config, tmp_path):
+    """Tasks T1 and T5: two GANs, which the ledger holds alone."""
+    changes = ["--selection.by", "random", "--selection.epsilon", "null"]
+    config = changed(tmp_path, *changes, "--selection.fraction", "0.5")
+    carry_out.run(config, tmp_path / "out", progress=False)
+    record = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert list(record["runs"]) == ["bug_random", "fixed_random"] and record["accuracy"] == {}
+    assert len(Ledger.read(tmp_path / "out" / "ledger.jsonl")) == 2 * 3
+    study = prepare(config)
+    selected = gan_inversion.selected_examples(study.clients, "random", NONE, config, None)
+    assert 0.3 < selected.num_examples / study.clients.num_examples < 0.7
+    assert "random images, with the bug" in (tmp_path / "out" / "report.html").read_text()
+    carry_out.resume(tmp_path / "out", progress=False)
+
+
+def test_slices_are_chosen_by_a_private_count_of_each(tmp_path, study, evaluator):
+    """Task T4: the slice with the bug is found by its released accuracy, which is charged."""
+    images, labels = (study.clients.columns[name] for name in ("image", "label"))
+    inverted = study.clients.with_columns({"image": 1.0 - images, "label": labels})
+    model, params = evaluator.classifier
+    wrong = ~correct_examples(model, params, inverted)
+    # A digit that the classifier does not take inverted images for.
+    struck = int(np.argmax([np.mean(wrong[labels == digit]) for digit in range(10)]))
+    values = [str(digit) for digit in range(10)]
+    slices = ["--selection.column", "label", "--selection.values", json.dumps(values)]
+    bug = ["--bug.value", str(struck), "--bug.probability", "1.0", "--selection.epsilon", "1000"]
+    most = ["--training.max_examples", "64"]
+    config = changed(tmp_path, "--selection.by", "slice", *slices, *bug, *most)
+    out = tmp_path / "out"
+    carry_out.run(config, out, progress=False)
+    record = json.loads((out / "result.json").read_text())
+    ledger = Ledger.read(out / "ledger.jsonl")
+    assert len(ledger) == 2 + 4 * 3
+    correct = correct_examples(model, params, study.clients)
+    for value, found in record["accuracy"]["before"]["slices"].items():
+        # Everyone's examples count: no client holds more than `training.max_examples`.
+        exact = np.mean(correct[labels == int(value)])
+        assert found["accuracy"] == pytest.approx(exact, abs=6 * found["noise"] + 0.02)
+    assert record["limits"]["low"] == str(struck) != record["limits"]["high"]
+    # Each GAN depends on both counts, and says so.
+    least = guarantee_of([c for c in ledger.charges if "slices" in c.label], 1e-3).epsilon()
+    assert all(run["epsilon"] > least for run in record["runs"].values())
+    low = gan_inversion.selected_examples(study.clients, "low", NONE, config, record["limits"])
+    assert low.num_examples == np.sum(labels == struck)
+    page = (out / "report.html").read_text()
+    assert f"label {struck}, the slice of least accuracy" in page and "Accuracy by slice" in page
+
+
+NONE: Any = ()  # a classifier that is not asked
+
+
+def changed(folder: Path, *changes: str):
+    path = folder / "gan.yaml"
+    path.write_text(STUDY)
+    return registry.load(path, changes)
+
+
 def test_classifier_score_against_its_definition():
     logits = np.random.default_rng(0).normal(size=(50, 4)) * 3
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -223,7 +303,7 @@ def test_by_example_everyone_is_sampled_as_one_who_matches(config, study, evalua
     sizes = wrong.sizes() + right.sizes()
     assert np.all(sizes <= study.clients.sizes())
     assert wrong.sizes()[wrong.sizes() > 0].min() >= 2
-    assert gan_inversion.thresholds_of({}, by_example) is None
+    assert gan_inversion.limits_of({}, by_example) is None
 
 
 @pytest.mark.parametrize(
@@ -233,6 +313,11 @@ def test_by_example_everyone_is_sampled_as_one_who_matches(config, study, evalua
         ('public: "split:public"', 'public: "docstrings:numpy"', "data.public must be"),
         ("low: 25, high: 75", "low: 80, high: 75", "percentiles with 0 < low <= high < 100"),
         ("epsilon: 4.0}", "at_least: 3}", "selection.epsilon is required"),
+        ("by: client,", "by: random,", "selection.epsilon is random"),
+        ("by: client,", "by: slice, column: label,", "at least two different selection.values"),
+        ("low: 25,", 'column: label, values: ["1", "2"],', "selection.by: slice needs"),
+        ("images: 70", 'images: 70\nbug: {value: "3"}', "bug.value must be one of"),
+        ("by: client,", 'by: slice, column: country, values: ["1", "2"],', "column 'country'"),
         ("image_shape: [8, 8, 1]", "image_shape: [28, 28, 1]", "has [8, 8, 1]"),
         ("population: 1000000", "population: 10", "scaled_up.population is 10"),
     ],
@@ -247,8 +332,9 @@ def test_a_bad_study_is_refused(tmp_path, before, after, words):
 def test_its_four_gans_are_exported_and_draw(straight, tmp_path):
     export(straight, tmp_path / "exported", progress=False)
     folders = {path.parent.name for path in (tmp_path / "exported").glob("*/config.json")}
-    assert folders == set(GANS)
-    gan = jp.load(tmp_path / "exported" / GANS[0])
+    first, *_ = names = list(json.loads((straight / "result.json").read_text())["runs"])
+    assert folders == set(names) and len(names) == 4
+    gan = jp.load(tmp_path / "exported" / first)
     assert sample_images(gan.model, gan.params, jax.random.key(0), 2).shape[0] == 2
     refusal(lambda: gan.predict("digits"), "draws images, by jaxpfl.models.sample_images")
-    refusal(lambda: jp.load(tmp_path / "exported"), f"holds several models {GANS[0]}")
+    refusal(lambda: jp.load(tmp_path / "exported"), f"holds several models {first}")
