@@ -40,6 +40,7 @@ def _in_range(fits: Callable[[float], bool], expected: str) -> Callable[[str, ob
 # Each takes a name and a value, and returns the value as a float.
 positive = _in_range(lambda number: number > 0, "be positive")
 non_negative = _in_range(lambda number: number >= 0, "be zero or positive")
+at_least_one = _in_range(lambda number: number >= 1, "be at least 1")
 open_fraction = _in_range(lambda number: 0 < number < 1, "lie strictly between 0 and 1")
 fraction = _in_range(lambda number: 0 <= number <= 1, "lie in 0 .. 1")
 positive_fraction = _in_range(lambda number: 0 < number <= 1, "be greater than 0 and at most 1")

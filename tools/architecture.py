@@ -76,10 +76,11 @@ EXPERIMENTS: dict[str, set[str]] = {
     "registry": SHARED | {"systems"},
     # What a user calls from Python, without a config file.
     **dict.fromkeys(("run", "release", "choose_corpus", "compare"), SHARED),
+    "deployment": set(),
     "carry_out": SHARED | {"systems", "registry"},
     "synthesize": SHARED | {"systems", "registry", "carry_out", "choose_corpus", "init"},
     "launch": set(),
-    "sweep": SHARED | {"systems", "registry", "carry_out", "launch"},
+    "sweep": SHARED | {"systems", "registry", "carry_out", "launch", "export"},
     "export": SHARED | {"systems", "registry", "carry_out", "run"},
     **dict.fromkeys(("init", "audit", "audit_texts"), SHARED | {"systems", "registry"}),
     "dry_run": SHARED | {"systems", "registry", "sweep"},
@@ -105,18 +106,20 @@ SECURE = "federated/release/secure_release.py"
 SCORES = "federated/clients/scores.py"
 # The one holder of a secret that outlives a process, which decides on resume.
 RUN = "experiments/engine/run_directory.py"
+# Another: how many points a private selection tries, and which; charged before the first.
+SELECTION = "experiments/sweep/selection.py"
 # Secrets of one release, which end with it; and of an audit, on made-up clients.
 ONCE = {"experiments/release.py", "algorithms/base.py", "federated/audits/canaries.py", SECURE}
 NOISE = {DOOR, SCORES, "privacy/correlated_noise.py", "privacy/exact_noise.py"}
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
-    "charges a ledger": (r"\.charge$", {RELEASE}),
+    "charges a ledger": (r"\.charge$", {RELEASE, SELECTION}),
     "charges a secure sum": (r"\.charge_secure_sum$", {SECURE}),
     "records a release": (r"\.record$", {RELEASE}),
     "asks clients": (r"(^|\.)Releaser$", {RUN, *ONCE}),
     "draws a secret": (r"(^|\.)RunSecret$", {RUN, RELEASE, SECURE}),
     "takes a secret from a seed": (r"(^|\.)RunSecret\.reproducible$", {RUN}),
-    "keeps or deletes a secret": (r"(^|\.)(saved_secret|forget_secret)$", {RUN}),
+    "keeps or deletes a secret": (r"(^|\.)(saved_secret|forget_secret)$", {RUN, SELECTION}),
     "samples a cohort": (r"plan\.sample$", {PREPARED}),
     "packs a cohort": (r"(^|\.)Cohort$", {PREPARED, SECURE}),
     "sums clients": (r"(prepared|_processes|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),

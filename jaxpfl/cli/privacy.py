@@ -1,6 +1,7 @@
 """What releases cost: `jaxpfl budget`, `verify`, `calibrate` and `audit`."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,8 +72,16 @@ def verify(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 def add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True, help="below 1 / population")
     parser.add_argument("--rounds", type=int, required=True, help="number of releases")
-    parser.add_argument("--population", type=int, required=True, help="clients in all")
-    parser.add_argument("--clients-per-round", type=int, required=True, help="expected cohort size")
+    parser.add_argument("--population", type=int, help="clients in all")
+    parser.add_argument("--clients-per-round", type=int, help="expected cohort size")
+    text = (
+        "the share of clients that can take part in a round: compares all mechanisms, by default "
+    )
+    text += (
+        "for 10,000 to 10,000,000 clients, in cohorts of all that check in or --clients-per-round"
+    )
+    parser.add_argument("--check-in-rate", type=float, metavar="SHARE", help=text)
+    common.add_path(parser, "--out", "FILE", "with --check-in-rate, a picture (PNG)")
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--epsilon", type=float, help="find the noise for it")
     wanted.add_argument("--noise-multiplier", type=float, help="find the epsilon of it")
@@ -82,6 +91,12 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.check_in_rate is not None:
+        return _compared_mechanisms(arguments)
+    if arguments.population is None or arguments.clients_per_round is None:
+        raise InputError(
+            "jaxpfl calibrate: expected --population and --clients-per-round, or --check-in-rate"
+        )
     from jaxpfl.privacy import Clip, Noise, Plan, participation
 
     shared: dict[str, Any] = {
@@ -107,6 +122,59 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
         "confirmed_epsilon": plan.guarantee().confirmed_epsilon(),
         "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
     }
+
+
+def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.epsilon is None or arguments.accountant or arguments.sampling:
+        raise InputError(
+            "jaxpfl calibrate --check-in-rate: expected --epsilon, and neither --accountant nor "
+            "--sampling: it compares all samplings, each by its own accountant"
+        )
+    from jaxpfl.experiments.report.page import Table, text_lines
+    from jaxpfl.privacy.alternatives import POPULATIONS, alternatives
+
+    given = arguments.population
+    found = list(
+        alternatives(
+            epsilon=arguments.epsilon,
+            delta=checks.open_fraction("--delta", arguments.delta),
+            rounds=arguments.rounds,
+            check_in_rate=arguments.check_in_rate,
+            populations=POPULATIONS if given is None else (given,),
+            most_clients=arguments.clients_per_round,
+        )
+    )
+    rows, cells = [one.row() for one in found], []
+    for row in rows:
+        sums = row["noise_of_sums"]
+        least = min(
+            other["noise_of_sums"] or math.inf
+            for other in rows
+            if other["population"] == row["population"]
+        )
+        cells.append(
+            (
+                f"{row['population']:,}",
+                row["mechanism"],
+                row["adjacency"].replace("_", " "),
+                f"{row['clients_per_round']:,}",
+                f"{row['noise_multiplier']:.4g}",
+                f"{row['noise_to_batch_ratio']:.3g}",
+                "" if sums is None else f"{sums:.3g}",
+                "least" if sums == least else "",
+            )
+        )
+    titles = ("clients", "sampling, noise", "adjacency", "in a round", "noise multiplier")
+    titles = (*titles, "noise-to-batch ratio", "noise of sums", "")
+    lines = text_lines(Table(titles, cells, (0, 3, 4, 5, 6)))
+    terms = f"epsilon = {arguments.epsilon:g} at delta = {arguments.delta:g}, {arguments.rounds:,} "
+    lines.append(f"{terms}rounds; noise in clip norms, of one round's mean and of sums of means")
+    if arguments.out is not None:
+        from jaxpfl.experiments.report.mechanisms import draw
+
+        draw(arguments.out, rows, terms + "rounds")
+        lines.append(str(arguments.out))
+    return {"mechanisms": rows, "text": "\n".join(lines)}
 
 
 _AUDIT = (

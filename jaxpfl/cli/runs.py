@@ -105,12 +105,21 @@ def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     common.add(parser, "directory")
-    parser.add_argument("folder", metavar="FOLDER", type=common.path, help="a new folder")
+    text = "a new folder"
+    parser.add_argument("folder", metavar="FOLDER", type=common.path, nargs="?", help=text)
     more = "synthetic texts (default: as many as the run wrote; more cost the clients nothing)"
     parser.add_argument("--texts", type=int, metavar="N", help=more)
+    text = "instead, print the run's entry for the registry of differential privacy deployments"
+    parser.add_argument("--registry", action="store_true", help=text)
 
 
 def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.registry != (arguments.folder is None) or (arguments.registry and arguments.texts):
+        raise InputError(
+            "jaxpfl export: expected RUN FOLDER, or RUN --registry and no other option"
+        )
+    if arguments.registry:
+        return _registry(arguments.directory)
     if arguments.texts is not None:
         checks.positive_int("--texts", arguments.texts)
     # A run from Python has no config.
@@ -122,6 +131,18 @@ def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     lines = [f"{arguments.folder}/{name}" for name in record["files"]]
     lines += [*filter(None, [record["stamp"]]), record["privacy"]]
     return {**record, "text": "\n".join(lines)}
+
+
+def _registry(directory: Path) -> dict[str, Any]:
+    import yaml
+
+    from jaxpfl.experiments.deployment import FILL_IN, entry, left
+
+    content = entry(directory)
+    number = len(list(left(content)))
+    print(f"{number} fields begin with {FILL_IN.strip()!r}: a person must", file=sys.stderr)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    return {"entry": content, "text": text.rstrip()}
 
 
 _ENDINGS = (".csv", ".parquet", ".jsonl")

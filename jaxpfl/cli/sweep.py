@@ -22,6 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help=seeds)
     ray = "carry out N points at a time, each in a process of Ray (default: one at a time, here)"
     parser.add_argument("--ray", type=int, metavar="N", help=ray)
+    private = "release the best of a random number of points, at the price of a private selection"
+    parser.add_argument("--private-selection", action="store_true", help=private)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -29,6 +31,8 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         checks.positive_int("--ray", arguments.ray)
         if arguments.dry_run or arguments.launcher:
             raise InputError("--ray goes neither with --dry-run nor --launcher: give one of them")
+    if arguments.private_selection and (arguments.ray or arguments.launcher):
+        raise InputError("--private-selection goes neither with --ray nor --launcher")
     from jaxpfl.experiments.config import shipped
     from jaxpfl.experiments.sweep.config import load_sweep
 
@@ -41,11 +45,20 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
     if arguments.dry_run:
         from jaxpfl.experiments.dry_run import dry_run_sweep
 
-        return dry_run_sweep(sweep)
+        return dry_run_sweep(sweep, selection=arguments.private_selection)
     from jaxpfl.experiments.sweep.points import launched, run_on_ray, run_sweep
 
     print(f"sweep directory: {out}", file=sys.stderr)
     devices = common.use_devices(sweep.points[0].config).run.devices
+    if arguments.private_selection:
+        from jaxpfl.experiments.sweep.selection import lines, select
+
+        print("the points are carried out under private/; their number is secret", file=sys.stderr)
+        with shipped.form_without_data_named(path):
+            record = select(sweep, out)
+        report = str(out / "report.html")
+        text = "\n".join([f"report: {report}", "", *lines(record)])
+        return {**record, "out": str(out), "report": report, "text": text}
     if arguments.ray is not None:
         return _result(sweep, run_on_ray(sweep, out, workers=arguments.ray, devices=devices))
     with shipped.form_without_data_named(path):

@@ -36,8 +36,18 @@ def dry_run(config: Any) -> dict[str, Any]:
     return {**record, "text": "\n\n".join("\n".join(lines) for lines in parts if lines)}
 
 
-def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
-    """Checks every point of a sweep; points that differ in the seed alone are checked once."""
+def dry_run_sweep(sweep: Sweep, *, selection: bool = False) -> dict[str, Any]:
+    """Checks every point of a sweep; points that differ in the seed alone are checked once.
+
+    Of a private selection it says what it costs, and the points are those that would be tried.
+    """
+    lines = [_FIRST, "", f"points    {len(sweep.points)}"]
+    if selection:
+        from jaxpfl.experiments.sweep.selection import Selection
+
+        chosen = Selection(sweep, Clients.of(sweep.points[0].config.data).made_up())
+        sweep = dataclasses.replace(sweep, points=chosen.points)
+        lines += [f"selection {what}: {value}" for what, value in chosen.facts()]
     records: dict[str, dict[str, Any]] = {}
     different: dict[str, Point] = {}
     for point in sweep.points:
@@ -46,7 +56,7 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
     for point in different.values():
         with named(f"point {point.name}"):
             records[point.name] = dry_run(point.config)
-    lines = [_FIRST, "", f"points    {len(sweep.points)}, {len(records)} of them different"]
+    lines[2] += f", {len(records)} of them different"
     # What all points have in common; their models and costs follow one by one.
     lines += ["", *_source_lines(next(iter(records.values()))), ""]
     said: set[str] = set()

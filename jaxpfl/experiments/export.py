@@ -72,6 +72,26 @@ def export(
     return {"out": str(folder), "files": written, **stated}
 
 
+def export_selected(
+    directory: Path, folder: Path, *, title: str, statement: str, certificate: Path
+) -> list[str]:
+    """Writes what the run of a private selection's best point made; returns the files' names.
+
+    Card and certificate are the selection's, whose cost is not that of the run alone. A run that
+    made nothing to export writes nothing, and a folder that is there is what was written.
+    """
+    if not folder.exists():
+        system = system_of(load_run(directory).system)
+        if not hasattr(system.part("export"), "made"):
+            return []
+        with as_written(directory, "it cannot be exported"):
+            made, _, kind = _of_config(directory, None, progress=False)
+        card = _card(f"{title}: {kind}", statement, made)
+        card["terms"]["accountant"] = "rdp"
+        return _write(folder, made, card, certificate)
+    return [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
+
+
 def _of_config(
     directory: Path, texts: int | None, progress: bool
 ) -> tuple[Made, Mapping[str, Any], str]:

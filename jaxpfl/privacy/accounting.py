@@ -12,6 +12,7 @@ looser, and uses the orders of Opacus so that published figures can be compared.
 | on Poisson cohorts             | add or remove one | bound | bound |
 | on cohorts of fixed size       | replace one       | none  | bound |
 | secure sums                    | zero out one      | none  | bound |
+| the best of a number of runs   | the run's         | none  | bound |
 | without noise                  | either            | inf   | inf   |
 
 dp-accounting is called with multipliers relative to the shift under the adjacency in use (see
@@ -28,6 +29,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.privacy import events
 from jaxpfl.privacy.events import Adjacency, Counts, counts
 
 Accountant = Literal["pld", "rdp"]
@@ -207,6 +209,7 @@ ACCOUNTANTS: dict[Accountant, AccountantSpec] = {
         {
             dp_accounting.SampledWithoutReplacementDpEvent: "fixed-size cohorts, only Poisson ones",
             dp_accounting.ZCDpEvent: "secure sums",
+            dp_accounting.dp_event.RepeatAndSelectDpEvent: "the best of a random number of runs",
         },
         exact=True,
         excess=_pld_excess,
@@ -224,6 +227,9 @@ def rate_and_multiplier(leaf: dp_accounting.DpEvent) -> tuple[float, float]:
 
 
 def _require_adjacency(leaf: dp_accounting.DpEvent, adjacency: Adjacency) -> None:
+    if isinstance(leaf, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+        for noise in events.noises(leaf):
+            _require_adjacency(noise, adjacency)
     poisson = isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
     fixed = isinstance(leaf, dp_accounting.SampledWithoutReplacementDpEvent)
     if poisson and adjacency != "add_or_remove_one":
@@ -242,6 +248,12 @@ def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
     """The Renyi divergence of one release at RDP_ORDERS."""
     if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
         return _poisson_rdp(*rate_and_multiplier(leaf))
+    if isinstance(leaf, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+        # Only who selects trusts it.
+        from jaxpfl.privacy import selection
+
+        one = np.array(renyi_divergences(counts(leaf.event).items()))
+        return selection.divergences(np.array(RDP_ORDERS), one, leaf.mean, leaf.shape)
     if isinstance(leaf, dp_accounting.ZCDpEvent):
         # The bounds are proven at whole orders. Between them, (order - 1) times the divergence is
         # convex (van Erven and Harremoes 2014, Corollary 2), and 0 at order 1.

@@ -97,6 +97,57 @@ def renyi_epsilon(
     return 0.0 if -math.expm1(-least) < delta**2 else max(best, 0.0)
 
 
+def selected_epsilon(
+    rounds: tuple[tuple[float, float, int], ...],
+    delta: float,
+    gaussian_mu: float,
+    mean: float,
+    shape: float,
+) -> float:
+    """Epsilon of the best of a random number of runs, by Renyi divergences (`privacy.selection`).
+
+    Source: Papernot and Steinke 2022, Theorems 2 and 6.
+
+    Args:
+      rounds, gaussian_mu: what one run releases, as of `poisson_epsilon`.
+      mean, shape: of the number of runs: 1 is geometric, 0 logarithmic, infinity Poisson.
+    """
+    orders = [*(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64))]
+    one = {}
+    for order in orders:
+        one[order] = order * gaussian_mu**2 / 2
+        for q, z, count in rounds:
+            moments = (_losses(q, z, order - 1, removed, 2**14) for removed in (True, False))
+            logs = [_log_sum(weight + (order - 1) * loss) for weight, loss in moments]
+            one[order] += count * max(logs) / (order - 1)
+
+    def excess(log_stop: float) -> float:
+        # The mean of the logarithmic law whose parameter is e^log_stop.
+        return math.expm1(-log_stop) / -log_stop - mean
+
+    log_stop = -math.log(mean)
+    if shape == 0 and mean > 1:
+        log_stop = cast(float, scipy.optimize.brentq(excess, -200.0, -1e-12, xtol=1e-14))
+    chosen = min(((b - 1) * of_b - log_stop) / b for b, of_b in one.items())
+    best = math.inf
+    for order, of_order in one.items():
+        whole = of_order + math.log(mean) / (order - 1)
+        if math.isinf(shape):
+            near = math.log(order / (order - 1))
+            whole += mean * math.exp(min(_log_delta(b, of_b, near) for b, of_b in one.items()))
+        else:
+            whole += (1 + shape) * chosen
+        # Canonne, Kamath, Steinke 2020, Proposition 12.
+        best = min(best, whole - math.log(delta * order) / (order - 1) + math.log1p(-1 / order))
+    return max(best, 0.0)
+
+
+def _log_delta(order: float, divergence: float, epsilon: float) -> float:
+    """log delta at an epsilon by one order: Canonne et al. 2020, or Bretagnolle and Huber."""
+    gain = (order - 1) * (divergence - epsilon + math.log1p(-1 / order)) - math.log(order)
+    return min(gain, math.log(-math.expm1(-divergence)) / 2 if divergence else -math.inf)
+
+
 def banded_shift(weights_R: np.ndarray, per_epoch: int, epochs: int) -> float:
     """Returns how far one client moves C X of DP-FTRL, in S, if it takes part once in each epoch.
 

@@ -6,6 +6,7 @@
 | ... over a Poisson cohort            | PoissonSampled(Gaussian)            | add or remove |
 | ... over a cohort of fixed size      | SampledWithoutReplacement(Gaussian) | replace one   |
 | secure sum with integer noise        | ZCDp, see `privacy.secure_sum`      | zero out one  |
+| the best of a random number of runs  | RepeatAndSelect(a run), `selection` | the run's     |
 | anything without noise               | NonPrivate                          | either        |
 
 and their (self-)compositions. "Zero out one" replaces a client's update by zero; it composes with
@@ -15,6 +16,7 @@ a client is added or removed, 2 S when one is replaced. Only `Plan` and `SecureS
 that no caller has to choose between the two.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -41,6 +43,10 @@ _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
         dp_accounting.SampledWithoutReplacementDpEvent,
         {"population": "source_dataset_size", "clients": "sample_size", "event": "event"},
     ),
+    "repeated_and_selected": (
+        dp_accounting.dp_event.RepeatAndSelectDpEvent,
+        {"mean": "mean", "shape": "shape", "event": "event"},
+    ),
     "repeated": (dp_accounting.SelfComposedDpEvent, {"count": "count", "event": "event"}),
     "composed": (dp_accounting.ComposedDpEvent, {"events": "events"}),
 }
@@ -59,7 +65,7 @@ def counts(event: dp_accounting.DpEvent) -> Counter[dp_accounting.DpEvent]:
 
 def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
     """Returns an event's adjacency; that of a release on everyone is add-or-remove-one."""
-    kinds = {type(part) for part, _ in _parts(event)} - {dp_accounting.NonPrivateDpEvent}
+    kinds = {type(part) for part in noises(event)} - {dp_accounting.NonPrivateDpEvent}
     if dp_accounting.SampledWithoutReplacementDpEvent not in kinds:
         return "add_or_remove_one"
     if len(kinds) > 1:
@@ -70,8 +76,19 @@ def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
     return "replace_one"
 
 
+def noises(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
+    """Yields the releases that an event is made of; of a selection, those of one of its runs."""
+    for part, _ in _parts(event):
+        if isinstance(part, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+            yield from noises(part.event)
+        else:
+            yield part
+
+
 def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """Returns the event as plain values."""
+    """Returns the event as plain values; a selection in one form, whatever its runs are made of."""
+    if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+        event = _elementary(event)
     for name, (kind, fields) in _FORMS.items():
         if isinstance(event, kind):
             values = {field: getattr(event, attribute) for field, attribute in fields.items()}
@@ -89,6 +106,8 @@ def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
         values["event"] = from_json(values["event"])
     if "events" in values:
         values["events"] = [from_json(part) for part in values["events"]]
+    if values.get("shape", 0.0) is None:
+        values["shape"] = math.inf
     return kind(**values)
 
 
@@ -97,6 +116,8 @@ def _plain(field: str, value: Any) -> Any:
         return to_json(value)
     if field == "events":
         return [to_json(part) for part in value]
+    if field == "shape" and math.isinf(value):
+        return None  # JSON has no infinity.
     return int(value) if field in ("population", "clients", "count") else float(value)
 
 
@@ -148,11 +169,23 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
                 raise InputError(f"clients of an event must be at most {limit}, found {clients}")
             inner, everyone = _elementary(event.event), clients == population
             return inner if everyone or not isinstance(inner, type(event.event)) else event
+        case dp_accounting.dp_event.RepeatAndSelectDpEvent():
+            mean = checks.at_least_one("mean of an event", event.mean)
+            if event.shape not in (0, 1, math.inf):
+                raise InputError(f"shape of an event must be 0, 1 or inf, found {event.shape!r}")
+            # In one order and with a hash, as equal events must count as one.
+            runs = sorted(counts(event.event).items(), key=repr)
+            parts = tuple(dp_accounting.SelfComposedDpEvent(*pair) for pair in runs)
+            if any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf, _ in runs):
+                return dp_accounting.NonPrivateDpEvent()
+            one = dp_accounting.ComposedDpEvent(parts)  # pyright: ignore[reportArgumentType]
+            return dp_accounting.dp_event.RepeatAndSelectDpEvent(one, mean, event.shape)
     raise _unknown(event)
 
 
 def _unknown(event: object) -> InputError:
     return InputError(
         f"cannot account for {type(event).__name__}; expected Gaussian noise on everyone, on a "
-        "Poisson cohort or on a cohort of fixed size, a secure sum, or a composition of these"
+        "Poisson cohort or on a cohort of fixed size, a secure sum, a selection, or a composition "
+        "of these"
     )

@@ -115,7 +115,8 @@ class Guarantee(Checked):
         if self.confirmed_epsilon() is None:
             accountant += " (one accountant)"
         adjacency = _IN_WORDS[self.adjacency]
-        if any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases):
+        noises = events.noises(self.event)
+        if any(isinstance(noise, dp_accounting.ZCDpEvent) for noise in noises):
             # In a secure sum, a client's noise share stays when its update goes.
             adjacency = "zero out one"
         return (
@@ -185,6 +186,14 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
                 fixed.append((event.noise_multiplier, *sizes, count))
             case dp_accounting.ZCDpEvent():
                 rho, xi = rho + count * leaf.rho, xi + count * leaf.xi
+            case dp_accounting.dp_event.RepeatAndSelectDpEvent() if len(releases) == count == 1:
+                runs = events.counts(leaf.event).items()
+                one = accounting.gaussians_apart(runs)
+                if {type(run) for run, _ in one[1]} - {dp_accounting.PoissonSampledDpEvent}:
+                    return None, False
+                rounds = tuple((*accounting.rate_and_multiplier(run), n) for run, n in one[1])
+                law = leaf.mean, leaf.shape
+                return confirmation.selected_epsilon(rounds, delta, math.sqrt(one[0]), *law), True
             case _:
                 return None, False
     if exact or (rounds and not fixed and not rho):

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dp_accounting as dp
 import numpy as np
@@ -44,6 +44,7 @@ _STATED = re.compile(rf"epsilon = {_DIGITS}, delta = {_DIGITS}\)")
 _WITHOUT = re.compile(
     r"epsilon = infinity\b|epsilon = 0\): (nothing was released|clients send nothing)"
 )
+_SELECTED = "repeated_and_selected"
 _FIXED = "sampled_without_replacement"  # the only event whose adjacency is to replace one
 _FIELDS = {
     "certificate": {
@@ -90,21 +91,43 @@ def cost_of(charges: Sequence[Any]) -> Cost:
         for leaf, n in leaves:
             losses.compose(leaf, n)
         return losses.get_epsilon
-    renyi = dp.rdp.RdpAccountant([*_ORDERS], adjacency)
-    for leaf, n in leaves:
-        renyi.compose(leaf, n)
-    # Bounds of integer noise are proven at whole orders. Between them (order - 1) times the
-    # divergence is convex, so a chord bounds it: it lies so far above the parabola.
-    rho = sum(n * leaf.rho for leaf, n in leaves if isinstance(leaf, dp.ZCDpEvent))
-    total = renyi.rdp + rho * (_ORDERS % 1) * (1 - _ORDERS % 1) / (_ORDERS - 1)
+    total: Any = sum(n * _renyi(leaf, adjacency) for leaf, n in leaves)
     return lambda delta: float(dp.rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
 
 
 def _adjacency_of(charges: Sequence[Any]) -> str:
     """The adjacency of all charges with noise; without any, add-or-remove-one."""
-    types = {charge["event"]["type"] for charge in charges} - {"non_private"}
+    types = {kind for charge in charges for kind in _types(charge["event"])} - {"non_private"}
     need(_FIXED not in types or len(types) == 1, "has two adjacencies, with no common epsilon")
     return "replace_one" if _FIXED in types else "add_or_remove_one"
+
+
+def _types(event: Any) -> set[str]:
+    """The kind of a release; of a selection, the kinds that one of its runs consists of."""
+    parts = event["event"]["events"] if event["type"] == _SELECTED else []
+    return {part["event"]["type"] for part in parts} or {event["type"]}
+
+
+def _renyi(leaf: Any, adjacency: Any) -> Any:
+    """The Renyi divergences of a release, or of a run that is selected from, at `_ORDERS`."""
+    match leaf:
+        case dp.dp_event.RepeatAndSelectDpEvent(dp.ComposedDpEvent(runs), mean, shape):
+            one: Any = sum(run.count * _renyi(run.event, adjacency) for run in cast(Any, runs))
+            selected = dp.rdp.rdp_privacy_accountant._compute_rdp_repeat_and_select
+            return np.asarray(selected([*_ORDERS], [*one], mean, shape))
+        case dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)) if z > 1e-3:
+            # dp-accounting's series does not converge at every order that is not whole.
+            x = np.arange(-12 * z, _ORDERS[-1] + 12 * z, z / 30)
+            loss = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z**2))
+            log_P = -(x**2) / (2 * z**2) - math.log(30 * math.sqrt(2 * math.pi))
+            sums = [np.logaddexp.reduce(order * loss + log_P) for order in _ORDERS]
+            return np.maximum(sums, 0.0) / (_ORDERS - 1)
+    account = dp.rdp.RdpAccountant([*_ORDERS], adjacency)
+    account.compose(leaf)
+    # Bounds of integer noise are proven at whole orders. Between them (order - 1) times the
+    # divergence is convex, so a chord bounds it: it lies so far above the parabola.
+    rho = leaf.rho if isinstance(leaf, dp.ZCDpEvent) else 0.0
+    return account.rdp + rho * (_ORDERS % 1) * (1 - _ORDERS % 1) / (_ORDERS - 1)
 
 
 def _steps(leaf: Any, times: int) -> tuple[float, float]:
@@ -131,6 +154,12 @@ def _release(event: Any) -> Any:
             need(type(n) is type(of) is int and 0 < n <= of, f"draws {quoted(n)} of {quoted(of)}")
             gaussian = _release(rest["event"])
             return dp.SampledWithoutReplacementDpEvent(of, n, gaussian) if n < of else gaussian
+        case {"type": "repeated_and_selected", "mean": mean, "shape": 0 | 1 | None as shape}:
+            runs, law = event["event"]["events"], (mean, math.inf if shape is None else shape)
+            numbers = [_within(mean, 1, 1e9), *(_within(run["count"], 1, 1e9) for run in runs)]
+            need(all(numbers), "selects from an impossible number of runs or rounds")
+            one: Any = tuple(dp.SelfComposedDpEvent(_release(r["event"]), r["count"]) for r in runs)
+            return dp.dp_event.RepeatAndSelectDpEvent(dp.ComposedDpEvent(one), *law)
     raise Unfit(f"has an event of an unknown kind, or out of range: {quoted(event)}")
 
 

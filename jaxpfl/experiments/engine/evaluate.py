@@ -21,6 +21,7 @@ from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Checking, Model, require_model, summarise
 
 if TYPE_CHECKING:
+    from jaxpfl.experiments.engine.by_group import GroupScores
     from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -161,6 +162,22 @@ class Evaluator:
         scores = [sums.result() for sums in pending]
         by_metric = {name: np.array([score[name] for score in scores]) for name in scores[0]}
         return ClientScores(clients, by_metric)
+
+    def by_group(
+        self, column: str, params: Any, *, untrained: Any, noiseless: Any
+    ) -> "GroupScores":
+        """Scores by groups of clients, which a public column names: whom the noise harms.
+
+        Args:
+          column: of these declared-public clients, with one value for all examples of each.
+          params: of the private run; `untrained`, where it began; `noiseless`, of the same run
+            without privacy, which a SIMULATION alone can have.
+        """
+        from jaxpfl.experiments.engine import by_group
+
+        models = zip(by_group.MODELS, (untrained, noiseless, params), strict=True)
+        scores = {name: self.by_client(model) for name, model in models}
+        return by_group.group_scores(self.population, column, scores)
 
 
 def check_examples(model: Model, population: Population, name: str) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import checks, files
+from jaxpfl.checked import Checked, Positive
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.reader import parse_overrides, read_mapping, with_value
 from jaxpfl.experiments.registry import config_type, from_mapping
+from jaxpfl.privacy.selection import Law
 
 MOST_POINTS = 1_000
 CASE = "case"
@@ -22,12 +24,31 @@ OF = "of"
 
 
 @dataclass(frozen=True)
+class SelectionConfig(Checked):
+    """How many points `--private-selection` tries, see `privacy.selection`.
+
+    Attributes:
+      law: of their secret number. "geometric" and "logarithmic", which costs less and tries a
+        single point more often, are at least 1; "poisson" varies least, and may be 0.
+      mean: of the law; None for the number of points in the grid.
+    """
+
+    law: Law = "geometric"
+    mean: Positive | None = None
+
+    def check_fields(self) -> None:
+        if self.mean is not None:
+            checks.at_least_one("selection.mean", self.mean)
+
+
+@dataclass(frozen=True)
 class _File:
     base: str
     metric: str
     grid: dict[str, tuple[Any, ...]] | None = None
     cases: Any = None
     gap: dict[str, str] | None = None
+    selection: SelectionConfig = SelectionConfig()
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,7 @@ class Sweep:
       title: the file's name without its suffix.
       gap: names of the cases `from` and `to` of `results.gap_closed`, or None.
       ledger: the file that all points charge, where their configs name one.
+      selection: what a private selection draws.
     """
 
     title: str
@@ -58,6 +80,7 @@ class Sweep:
     points: tuple[Point, ...] = field(repr=False)
     gap: tuple[str, str] | None = None
     ledger: Path | None = None
+    selection: SelectionConfig = SelectionConfig()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -124,7 +147,8 @@ def load_sweep(
         grid[SEED] = range(first, first + number)
     gap = _gap(file.gap, cases, where)
     points = _points(bases, grid, cases, where)
-    return Sweep(path.stem, file.metric, points, gap, _checked(points, file.metric, where))
+    ledger = _checked(points, file.metric, where)
+    return Sweep(path.stem, file.metric, points, gap, ledger, file.selection)
 
 
 def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,18 @@ from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.systems import CONFIG, RESULT
 
 POINTS, LOCK = "points", "sweep.lock"
+SELECTION = "private/selection"
+"""The secret of a private selection, see `selection`."""
 _FINISHED = "point.json"
 _FAILED = "failed.json"
 _TRACEBACK = "private/failure.txt"
 
 
-def begin(sweep: Sweep, out: Path) -> None:
-    """Writes what the sweep is to its directory, in which no points of another may have begun."""
+def begin(sweep: Sweep, out: Path, selected_by: Mapping[str, Any] | None = None) -> None:
+    """Writes what the sweep is to its directory, in which no points of another may have begun.
+
+    `selected_by` is how a private selection draws its points; None for a sweep that shows them all.
+    """
     described = {
         "title": sweep.title,
         "metric": sweep.metric,
@@ -46,6 +51,7 @@ def begin(sweep: Sweep, out: Path) -> None:
             {"name": point.name, "values": point.values, "config": to_mapping(point.config)}
             for point in sweep.points
         ],
+        **({} if selected_by is None else {"selection": selected_by}),
     }
     text = json.dumps(described, indent=1) + "\n"
     for source in re.findall(r'"(\$\{?JAXPFL_DATA\b[^"?]*)', text):
@@ -56,13 +62,14 @@ def begin(sweep: Sweep, out: Path) -> None:
     with files.lock(out / LOCK, wait=True):
         if path.exists() and path.read_text(encoding="utf-8") == text:
             return
+        other = InputError(f"{path}: the directory holds another sweep; choose another --out")
+        if (out / SELECTION).exists():
+            raise other
         for folder in map(PointFolder, points.glob("*")):
             with folder.claimed() as free:
                 # A point that was refused has no run.
                 if not free or folder.has_run or (folder.path / RESULT).exists():
-                    raise InputError(
-                        f"{path}: the directory holds another sweep; choose another --out"
-                    )
+                    raise other
         shutil.rmtree(points, ignore_errors=True)
         files.write_atomically(path, text)
 

@@ -64,7 +64,7 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     with files.lock(out / LOCK, wait=True):
         states = [PointFolder.of(point, out).state() for point in sweep.points]
         points = [
-            _point(point, state, sweep.metric)
+            point_of(point, state, sweep.metric)
             for point, state in zip(sweep.points, states, strict=True)
         ]
         rows = rows_of(sweep, points)
@@ -102,7 +102,8 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     return SweepOutcome(out, record)
 
 
-def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
+def point_of(point: Point, state: PointState, metric: str) -> dict[str, Any]:
+    """What a table says of a point: its values, its state and, if it is finished, its score."""
     about: dict[str, Any] = {"point": point.name, **point.values, "state": state.state}
     if state.result is None:
         return {**about, "error": state.error} if state.error else about
@@ -228,16 +229,18 @@ def _repetitions(sweep: Sweep, field: str) -> list[list[int]]:
 
 
 def is_ahead(sweep: Sweep, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the gap's `to` has better means than its `from`, where both have one.
-
-    Accuracies and a classifier's score are better if they are higher, other metrics if lower.
-    """
+    """Whether the gap's `to` has better means than its `from`, where both have one."""
     assert sweep.gap is not None
-    sign = 1 if "accuracy" in sweep.metric or sweep.metric == "classifier_score" else -1
+    sign = 1 if higher_is_better(sweep.metric) else -1
     # The rows of each case have the other values in the same order.
     starts, ends = ([row["mean"] for row in rows if row[CASE] == case] for case in sweep.gap)
     pairs = zip(starts, ends, strict=True)
     return all(sign * (end - start) > 0 for start, end in pairs if None not in (start, end))
+
+
+def higher_is_better(metric: str) -> bool:
+    """Of accuracies and a classifier's score; of other metrics lower is better."""
+    return "accuracy" in metric or metric in ("classifier_score", "average_precision")
 
 
 def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | None]:

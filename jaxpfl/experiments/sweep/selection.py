@@ -1,0 +1,336 @@
+"""The best point of a sweep, at the price of a private selection (`privacy.selection`).
+
+    selection.json       what was released: the best point, its score, the statement, what was tried
+    selected/            what the best point made, as `jaxpfl export` writes it
+    ledger.jsonl         the one charge, unless the configs name another ledger
+    certificate.json, report.html, points.json
+    private/selection/   the secret from which the number of points and their draws follow
+    private/points/N/    the runs of all points, with their own ledgers; N counts from 1
+
+The number of points is drawn, and each point uniformly from the grid, with replacement. Everything
+is charged once, before the first point. How many points there were, and all of them but the best,
+stay in private/. After a kill the same command goes on: the secret is the same, and with it the
+number, the points and the identity of the charge.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+from jaxpfl import files
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments.engine.cost import both_statements
+from jaxpfl.experiments.engine.run_directory import saved_secret
+from jaxpfl.experiments.export import export_selected
+from jaxpfl.experiments.registry import system_of
+from jaxpfl.experiments.report.page import Page, Section, Table, page_lines, write_page
+from jaxpfl.experiments.sweep.config import Point, Sweep
+from jaxpfl.experiments.sweep.directory import SELECTION, PointFolder, begin
+from jaxpfl.experiments.sweep.points import carry_out_point, here
+from jaxpfl.experiments.sweep.results import higher_is_better, point_of
+from jaxpfl.federated import mesh
+from jaxpfl.privacy import events, selection
+from jaxpfl.privacy.accounting import rounded_up
+from jaxpfl.privacy.calibration import smallest_multiplier
+from jaxpfl.privacy.certificate import NAME as CERTIFICATE
+from jaxpfl.privacy.certificate import certify
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Budget, Ledger
+
+RECORD, SELECTED = "selection.json", "selected"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A sweep whose best point is released, for clients that are counted only, or are PRIVATE.
+
+    Each point releases the same event, so that the cost does not depend on which ones are drawn.
+    Where `privacy.epsilon` is given it is that of the whole selection, and the points get more
+    noise.
+    """
+
+    sweep: Sweep
+    clients: Any  # `Population`
+
+    @cached_property
+    def mean(self) -> float:
+        """The expected number of points: the config's, else as many as the grid has."""
+        given = self.sweep.selection.mean
+        return float(len(self.sweep.points)) if given is None else given
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """The points as they are carried out: on ledgers of their own, with the selection's noise.
+
+        Raises:
+          InputError: a point is not private, or costs something else than the others.
+        """
+        first, target = self.sweep.points[0], _epsilon_of(self.sweep.points[0].config)
+        for point in self.sweep.points:
+            if (point.config.data, _epsilon_of(point.config)) != (first.config.data, target):
+                raise InputError(
+                    f"{point.name}: all points of a selection must have the same data and the same "
+                    f"privacy.epsilon, that of the whole; this one differs from {first.name}"
+                )
+            if self._study(_alone(point.config, 1.0)).stamp:
+                raise InputError(
+                    f"{point.name}: --private-selection needs private points, whose noise is not "
+                    "reproducible and whose clients are not simulated"
+                )
+        z = 1.0 if target is None else smallest_multiplier(self._guarantee_at, target)
+        points = tuple(replace(p, config=_alone(p.config, z)) for p in self.sweep.points)
+        costs = [self._cost(point.config) for point in points]
+        for point, cost in zip(points, costs, strict=True):
+            if cost != costs[0]:
+                raise InputError(
+                    f"{point.name}: all points of a selection must release the same, so that its "
+                    f"cost follows from any of them; this one differs from {first.name} in rounds, "
+                    "clients a round, sampling, noise or delta"
+                )
+        return points
+
+    @cached_property
+    def one(self) -> Guarantee:
+        """What a single point costs."""
+        return self._guarantee(self.points[0].config)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What the selection costs."""
+        return self._guarantee(self.points[0].config, self._selected)
+
+    @cached_property
+    def naive(self) -> Guarantee:
+        """What every point of the grid once costs, as whoever compares all of them pays."""
+        number = len(self.points)
+        return self._guarantee(self.points[0].config, lambda one: SelfComposedDpEvent(one, number))
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What is tried and what it costs; public, and known beforehand."""
+        law, delta = self.sweep.selection.law, f"delta = {self.one.delta:g}"
+        rows = (
+            ("the selection", self.guarantee),
+            ("one point alone", self.one),
+            ("each of the grid once", self.naive),
+        )
+        grid = f"{len(self.points)} points, drawn with replacement"
+        number = f"secret; {law}, on average {self.mean:g}"
+        costs = [(f"epsilon of {name}", rounded_up(g.epsilon())) for name, g in rows]
+        costs = [(name, f"{epsilon} at {delta}") for name, epsilon in costs]
+        return [("the grid", grid), ("the number of points that are tried", number), *costs]
+
+    def _selected(self, event: DpEvent) -> DpEvent:
+        return RepeatAndSelectDpEvent(event, self.mean, selection.SHAPES[self.sweep.selection.law])
+
+    def _guarantee_at(self, z: float) -> Guarantee:
+        return self._guarantee(_alone(self.sweep.points[0].config, z), self._selected)
+
+    def _guarantee(
+        self, config: Any, made_of: Callable[[DpEvent], DpEvent] = lambda one: one
+    ) -> Guarantee:
+        """The cost of what is made of everything that the clients release in a config's run."""
+        plans = [*self._study(config).plans.values()]
+        if len({plan.unit for plan in plans}) != 1:
+            raise InputError("the releases of a selection's points must protect one unit")
+        event = made_of(ComposedDpEvent([plan.event() for plan in plans]))
+        return Guarantee.of_events([event], plans[0].delta, plans[0].unit)
+
+    def _cost(self, config: Any) -> tuple[Any, ...]:
+        alone = self._guarantee(config)
+        return events.counts(alone.event), alone.delta, alone.unit
+
+    def _study(self, config: Any) -> Any:
+        return system_of(config.system).part("study").Study(config, self.clients)
+
+
+def _epsilon_of(config: Any) -> float | None:
+    privacy = getattr(config, "privacy", None)
+    return None if privacy is None else privacy.epsilon
+
+
+def _alone(config: Any, noise_multiplier: float) -> Any:
+    """A config without a ledger that it shares, and with this noise where its own is calibrated."""
+    privacy = getattr(config, "privacy", None)
+    if privacy is None:
+        return config
+    privacy = replace(privacy, ledger=None, budget_epsilon=None)
+    if privacy.epsilon is not None:
+        privacy = replace(privacy, epsilon=None, noise_multiplier=noise_multiplier)
+    return replace(config, privacy=privacy)
+
+
+def select(sweep: Sweep, out: str | Path) -> dict[str, Any]:
+    """Carries out a private selection in the directory `out`; returns the public record.
+
+    After an interrupt or a failure the same call goes on. A finished one is returned as it is.
+
+    Raises:
+      InputError: the points do not go together, or the directory holds another sweep.
+      BudgetExhausted: the selection exceeds the ledger's budget; nothing was carried out.
+    """
+    mesh.require_one_process("a private selection", "carry it out with one process")
+    mesh.all_devices()
+    out = files.user_path(out)
+    with files.exclusive(out):
+        private = files.private_directory(out / "private")
+        begin(sweep, out, asdict(sweep.selection))
+        if (out / RECORD).exists():
+            return files.read_record(out / RECORD)
+        config = sweep.points[0].config
+        study = system_of(config.system).part("study").prepare(config)
+        chosen = Selection(sweep, study.clients)
+        place = out / SELECTION / "secret.json"
+        if (private / "points").exists() and not place.exists():
+            raise CorruptFile(
+                f"{place}: is missing, so nobody knows which points were drawn; the charge stays. "
+                "Begin another selection with another --out"
+            )
+        secret = saved_secret(place, reproducible_seed=None, purpose="selection")
+        ledger = sweep.ledger or out / "ledger.jsonl"
+        _charge(chosen, secret, ledger)
+        number = selection.number(
+            sweep.selection.law, chosen.mean, secret.seed("selection", "number")
+        )
+        runs = list(_carried_out(chosen, secret, number, private / "points"))
+        record = _released(chosen, runs, out, ledger, secret.public_name)
+        files.write_json(out / RECORD, record)
+        return record
+
+
+def _charge(chosen: Selection, secret: Any, path: Path) -> None:
+    """Charges the whole selection, once, before anybody is asked."""
+    (event,) = events.counts(chosen.guarantee.event)
+    sweep = chosen.sweep
+    content = {
+        "event": events.to_json(event),
+        "metric": sweep.metric,
+        "points": [[point.name, repr(point.config)] for point in chosen.points],
+    }
+    identity = secret.digest("charge", json.dumps(content, sort_keys=True))
+    privacy, budget = getattr(sweep.points[0].config, "privacy", None), None
+    limit = None if privacy is None else privacy.budget_epsilon or privacy.epsilon
+    if limit is not None:
+        budget = Budget(limit, chosen.one.delta)
+    with Ledger(path, chosen.clients, budget=budget, unit=chosen.one.unit) as ledger:
+        label = f"private selection of {sweep.title}"
+        ledger.charge(event, label, run=secret.public_name, round=1, identity=identity)
+
+
+def _carried_out(
+    chosen: Selection, secret: Any, number: int, points: Path
+) -> Iterator[tuple[Point, PointFolder]]:
+    """Carries out so many points, drawn uniformly with replacement; PRIVATE."""
+    memory: dict[Any, Any] = {}
+    planned = events.counts(chosen.one.event)
+    for count in range(1, number + 1):
+        drawn = secret.seed("selection", f"point {count}") % len(chosen.points)
+        point, folder = chosen.points[drawn], PointFolder(points / f"{count:05d}")
+        carry_out_point(point, folder, folder.failure, partial(here, memory))
+        if not folder.finished:
+            raise InputError(
+                f"a point of the selection failed: {folder.state().error}; nothing was released, "
+                "and the same command goes on"
+            )
+        charged = Counter[DpEvent]()
+        for path in folder.path.rglob("ledger.jsonl"):
+            for charge in Ledger.read(path).charges:
+                charged += events.counts(charge.event)
+        if charged - planned:
+            raise CorruptFile(
+                f"{folder.path}: the point released more than its plan says, and the selection "
+                "was charged for its plan: nothing of it is released"
+            )
+        yield point, folder
+
+
+def _released(
+    chosen: Selection,
+    runs: Sequence[tuple[Point, PointFolder]],
+    out: Path,
+    path: Path,
+    name: str,
+) -> dict[str, Any]:
+    """Writes what the best point made, the certificate and the page; returns the record."""
+    sweep, ledger, delta = chosen.sweep, Ledger.read(path), chosen.one.delta
+    statement = both_statements(ledger, [name], delta)
+    statement += "; the best of a secret random number of points"
+    system = sweep.points[0].config.system
+    plans = system_of(system).part("study").Study(chosen.points[0].config, chosen.clients).plans
+    certify(out, system, plans.values(), statement=statement, stamp="", ledgers=[path])
+    best, scored_on = None, ""
+    scored = [point_of(point, folder.state(), sweep.metric) for point, folder in runs]
+    if runs:
+        # The first of equal ones, as chance would have it.
+        place = max(range(len(runs)), key=lambda run: _rank(sweep.metric, scored[run]))
+        (point, folder), scored_on = runs[place], scored[place]["scored_on"]
+        best = {"point": point.name, "values": point.values, sweep.metric: scored[place]["value"]}
+        files_written = export_selected(
+            folder.path,
+            out / SELECTED,
+            title=f"the best point of {sweep.title}",
+            statement=statement,
+            certificate=out / CERTIFICATE,
+        )
+        best["files"] = [f"{SELECTED}/{file}" for file in files_written]
+    record = {
+        "title": sweep.title,
+        "metric": sweep.metric,
+        "scored_on": scored_on,
+        "selected": best,
+        "privacy": statement,
+        "epsilon": chosen.guarantee.epsilon(),
+        "delta": delta,
+        "one": {"epsilon": chosen.one.epsilon(), "statement": chosen.one.statement()},
+        "naive": {"epsilon": chosen.naive.epsilon(), "statement": chosen.naive.statement()},
+        "law": sweep.selection.law,
+        "mean": chosen.mean,
+        "facts": chosen.facts(),
+        "ledger": path.name,
+    }
+    write_page(out, page_of(record))
+    return files.jsonable(record)
+
+
+def _rank(metric: str, scored: Mapping[str, Any]) -> float:
+    """Larger for a better score; a score is by data declared public, or has noise of its own, as
+    all results of a private run."""
+    value = scored["value"]
+    if isinstance(value, dict) or not scored["private"]:
+        found = "several" if scored["private"] else "one that is not private"
+        raise InputError(f"metric {metric!r} must be one private number of a point, found {found}")
+    if value is None:
+        return -math.inf
+    return value if higher_is_better(metric) else -value
+
+
+def page_of(record: Mapping[str, Any]) -> Page:
+    """The page of `selection.json`."""
+    best, metric = record["selected"], record["metric"]
+    rows = [("the best point", "none: the number of points came to 0")]
+    if best is not None:
+        on = f" on {record['scored_on']}" if record["scored_on"] else ""
+        score = "not finite" if best[metric] is None else f"{best[metric]:.5g}"
+        rows = [("the best point", best["point"]), (f"its {metric}{on}", score)]
+    tried = Table(("", ""), [tuple(row) for row in record["facts"]])
+    return Page(
+        title=f"Private selection: {record['title']}",
+        lead=f"the best of a secret number of points by {metric}",
+        privacy=record["privacy"],
+        sections=[
+            Section("Released", table=Table(("", ""), rows)),
+            Section("What was tried, and what it costs", table=tried),
+        ],
+    )
+
+
+def lines(record: Mapping[str, Any]) -> list[str]:
+    """The page as text for a terminal."""
+    return page_lines(page_of(record))

@@ -1,0 +1,139 @@
+"""Which mechanism gives a deployment the least noise, at one epsilon and with one size of cohort.
+
+Every sampling and every kind of noise that a `Plan` accepts is calibrated to the same epsilon. What
+one of them costs in noise is compared in clip norms:
+
+  noise-to-batch ratio   of one round's mean: z / n, the noise multiplier per client of a cohort
+  noise of sums          of the sum of the first t rounds' means, which a server optimiser uses:
+                         the root of the mean square over t = 1 ... T (Choquette-Choo et al. 2023)
+
+They differ for noise that is correlated between rounds. An epsilon is of its own adjacency, which
+is part of a row: under "replace one", it promises more.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import scipy
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import correlated_noise, participation
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.gaussian import NoiseKind
+from jaxpfl.privacy.participation import Participation, Sampling
+from jaxpfl.privacy.plan import Plan
+
+POPULATIONS = (10_000, 100_000, 1_000_000, 10_000_000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """One mechanism for one population.
+
+    Attributes:
+      mechanism: sampling and noise, as a config names them.
+      ratio: the noise-to-batch ratio of a round.
+      noise_of_sums: see above; None for a kind of noise whose sums have no formula here.
+    """
+
+    mechanism: str
+    plan: Plan
+    ratio: float
+    noise_of_sums: float | None
+
+    @property
+    def population(self) -> int:
+        return self.plan.population
+
+    def row(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "population": plan.population,
+            "mechanism": self.mechanism,
+            "adjacency": plan.participation.adjacency,
+            "clients_per_round": plan.clients_per_round,
+            "noise_multiplier": plan.noise_multiplier,
+            "noise_to_batch_ratio": self.ratio,
+            "noise_of_sums": self.noise_of_sums,
+            "epsilon": plan.epsilon(),
+        }
+
+
+def alternatives(
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    check_in_rate: float,
+    populations: Sequence[int] = POPULATIONS,
+    most_clients: int | None = None,
+) -> Iterator[Alternative]:
+    """Yields the calibrated mechanisms of each population, as far as a plan accepts them.
+
+    Exact noise is not listed: it costs the same as the same kind in float32.
+
+    Args:
+      check_in_rate: the share of clients that can take part in a round.
+      populations: numbers of clients.
+      most_clients: in a round; None takes all that check in.
+    """
+    rate = checks.positive_fraction("check-in rate", check_in_rate)
+    checks.positive_int("rounds", rounds)
+    for population in populations:
+        number = int(rate * checks.positive_int("population", population))
+        number = min(number, most_clients or number)
+        if not number:
+            raise InputError(f"no client of {population:,} checks in at a rate of {rate:g}")
+        for sampling in get_args(Sampling):
+            for kind in get_args(NoiseKind):
+                if "exact" in kind:
+                    continue
+                who = participation_of(sampling, population, number)
+                try:
+                    plan = Plan.calibrated(
+                        epsilon=epsilon,
+                        delta=delta,
+                        rounds=rounds,
+                        clip=Clip(1.0),
+                        participation=who,
+                        noise=kind,
+                    )
+                except InputError:
+                    if kind == "independent":
+                        raise
+                    # This sampling has no such noise.
+                    continue
+                yield _of(f"{sampling}, {kind}", plan)
+
+
+def participation_of(sampling: Sampling, population: int, number: int) -> Participation:
+    """The participation of cohorts of this size; with as much time between a client's rounds as
+    there can be, where that is its choice."""
+    kind = participation.KINDS[sampling]
+    names = {field.name for field in dataclasses.fields(kind)}
+    most: Any = {"separation": population // number} if "separation" in names else {}
+    return kind(population, number, **most)
+
+
+def _of(mechanism: str, plan: Plan) -> Alternative:
+    ratio, variances_T = plan.noise_multiplier / plan.denominator, sum_variances(plan)
+    of_sums = None if variances_T is None else ratio * math.sqrt(float(np.mean(variances_T)))
+    return Alternative(mechanism, plan, ratio, of_sums)
+
+
+def sum_variances(plan: Plan) -> np.ndarray | None:
+    """The variance of the noise in the sum of the first t releases, for z = 1; float64 [T]."""
+    assert plan.noise is not None
+    if not plan.correlated:
+        return np.arange(1.0, plan.rounds + 1)
+    if plan.noise.kind != "banded":
+        return None
+    # C^-1 as a filter: the noise of sums is that of its response to ones.
+    column = correlated_noise.square_root(plan.bands)
+    column = column / np.linalg.norm(column)
+    response_T = scipy.signal.lfilter([1.0], column, np.ones(plan.rounds))
+    return np.cumsum(np.square(response_T))
