@@ -54,6 +54,7 @@ NOT_YET = {
     "aggregation.md",
     "deployed_mechanisms.md",
     "sp800_226.md",
+    "sweeps.md",
 }
 # What a number may be that has a unit and no row.
 UNMEASURED = {

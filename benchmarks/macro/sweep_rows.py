@@ -3,9 +3,10 @@
     python -m benchmarks.macro.sweep_rows runs/popri_table popri_table
     python -m benchmarks.macro.sweep_rows runs/gan_random gan_inversion     a run is one row
 
-A row has what differs between the points and what came out, with device, versions and today's date:
-a run's own files have none, because the times of rounds are private. A sweep that was stopped gives
-the rows of the points it finished. The row of a run has its whole config.
+A row has what differs between the points, what came out and what it took, with device, versions and
+today's date: a run's own files have none, because the times of rounds are private. So a row is for
+clients whose data is public. A sweep that was stopped gives the rows of the points it finished.
+The row of a run has its whole config.
 """
 
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from benchmarks.harness import record, table
 from jaxpfl import files
 from jaxpfl.experiments.config.reader import read_mapping
+from jaxpfl.experiments.sweep import costs
 from jaxpfl.experiments.sweep.directory import POINTS
 from jaxpfl.experiments.systems import CONFIG, RESULT
 
@@ -36,6 +38,8 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
                 "what": folder.name,
                 "config": read_mapping(folder / CONFIG),
                 **kept,
+                **costs.planned(folder),
+                **costs.taken(folder),
                 "checkpoint": result.get("checkpoint"),
                 "fid by round": [entry["fid"] for entry in result.get("history", [])],
             }
@@ -78,8 +82,8 @@ def main(sweep: tyro.conf.Positional[Path], name: tyro.conf.Positional[str]) -> 
       name: of the file in benchmarks/results, without its suffix.
     """
     rows = without_common(rows_of(sweep))
-    shown = [{"what": row["what"], "accuracy": row["metrics"].get("accuracy")} for row in rows]
-    table(shown, ["what", "accuracy"])
+    shown = [{**row, "accuracy": row["metrics"].get("accuracy")} for row in rows]
+    table(shown, ["what", "accuracy", "noise_multiplier", "uploads", "seconds", "clients_a_second"])
     print(record(name, rows))
 
 

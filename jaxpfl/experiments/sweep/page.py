@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report import page as report
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
@@ -125,26 +127,38 @@ def _points(sweep: Sweep, points: Rows) -> Section:
     if sweep.ledger is not None:
         text = "All points charge one ledger."
     for point in points:
-        name, values = point["point"], ("", "", point.get("error", "not finished yet"))
+        name, values = point["point"], ("", "", "", "", point.get("error", "not finished yet"))
         if point["state"] == "finished":
-            values = _score(point["value"]), point["scored_on"], point["privacy"] or NOT_PRIVATE
+            noise, sent = point["noise_multiplier"], point["uploads"]
+            costs = f"{noise:.3g}" if noise else "", decimal(sent) if sent else ""
+            privacy = point["privacy"] or NOT_PRIVATE
+            values = _score(point["value"]), *costs, point["scored_on"], privacy
         else:
             name = Cell(name, stamps=[point["state"].upper()])
         cells.append((name, *values))
     if any(point["state"] != "finished" for point in points):
         text += " What a point charged before it failed or stopped stays on it."
-    columns = ("point", sweep.metric, "scored on", "privacy of this point alone")
-    return Section("Points", text, table=Table(columns, cells, (1,)))
+    text += (
+        " Noise multiplier: of the query to which clients send most. Uploads: of the planned "
+        "clients of all rounds, float32. Times, which are private, are in private/costs.csv."
+    )
+    columns = (
+        "point", sweep.metric, "noise multiplier", "uploads", "scored on",
+        "privacy of this point alone",
+    )  # fmt: skip
+    return Section("Points", text, table=Table(columns, cells, (1, 2, 3)))
 
 
 def _panels(sweep: Sweep, rows: Rows) -> list[Any]:
-    """One picture; of a metric with several values, for each combination of fields on its scale."""
+    """One picture; several of a metric whose several values have no axis, or are one themselves."""
+    numbers = OF in rows[0] and all(type(row[OF]) in (int, float) for row in rows)
+    if sweep.x is not None and not numbers:
+        return [_lines(sweep, sweep.x, rows)]
     if OF not in rows[0]:
-        return [_bars(sweep, rows) if sweep.x is None else _lines(sweep, sweep.x, rows)]
+        return [_bars(sweep, rows)]
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         parts.setdefault(label(sweep.varied, row), []).append(row)
-    numbers = all(type(row[OF]) in (int, float) for row in rows)
     return [(_lines(sweep, OF, part) if numbers else _bars(sweep, part)) for part in parts.values()]
 
 
@@ -152,7 +166,7 @@ def _lines(sweep: Sweep, axis: str, rows: Rows) -> Any:
     """The metric against the axis, with a line for each combination of what else varies."""
     against = "" if axis == OF else f" against {short(axis)}"
     panel = axes(f"{sweep.metric}{against}", width=7.2, height=4.2)
-    others = [name for name in sweep.varied if name != axis]
+    others = [name for name in (OF, *sweep.varied) if name != axis and name in rows[0]]
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row[axis]):
         lines.setdefault(label(others, row), []).append(row)

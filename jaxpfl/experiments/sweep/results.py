@@ -21,6 +21,7 @@ from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import mean_and_deviation, of_points
 from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, OF, SEED, Point, Sweep
+from jaxpfl.experiments.sweep.costs import write_costs
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
 from jaxpfl.privacy import accounting, events
@@ -62,11 +63,13 @@ class SweepOutcome:
 def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     """Writes the table and the page of the points that are finished, and returns the outcome."""
     with files.lock(out / LOCK, wait=True):
-        states = [PointFolder.of(point, out).state() for point in sweep.points]
+        folders = [PointFolder.of(point, out) for point in sweep.points]
+        states = [folder.state() for folder in folders]
         points = [
             point_of(point, state, sweep.metric)
             for point, state in zip(sweep.points, states, strict=True)
         ]
+        write_costs(out, points, folders)
         rows = rows_of(sweep, points)
         shared = spent_on(sweep)
         note = SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else "")

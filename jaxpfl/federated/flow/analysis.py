@@ -53,7 +53,7 @@ class Steps(NamedTuple):
     Attributes:
       compute: a client's computation, whose results are private.
       clip: `(contribution, bound) -> (factors, norm, finite)`.
-      scale: `(rows, factors) -> rows`.
+      scale: `(rows, factors) -> rows`, or `(rows, factors, counts) -> rows`; others are zeros.
       bind: `(secret, sum) -> (key, name)`.
       draw: `key -> noise`.
       add_noise: `(sum, noise) -> released`.
@@ -263,8 +263,8 @@ class Analysis:
         ]
 
     def _scale(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
-        leaf, factor = given
-        rows, factors = (operand.aval.shape for operand in eqn.invars)
+        leaf, factor, *_ = given
+        rows, factors = (operand.aval.shape for operand in eqn.invars[:2])
         if factor.label == (Kind.FACTOR, leaf.token) and factors == rows[:1]:
             return [self.rules.value((Kind.BOUNDED, None), place)]
         return [self.rules.value((Kind.PRIVATE, None), place, cause=Cause(eqn, True))]

@@ -98,9 +98,15 @@ def _carried(high: jax.Array, low: jax.Array, bits: int) -> DoubleWord:
 # A step that `release.information_flow` recognises, hence compiled by itself, as the addition
 # of noise is.
 @jax.jit
-def scaled(leaf_C: jax.Array, factor_C: jax.Array) -> jax.Array:
-    """float32 leaf [chunk, ...] times factor [chunk]."""
-    return leaf_C.astype(jnp.float32) * factor_C.reshape((-1,) + (1,) * (leaf_C.ndim - 1))
+def scaled(leaf_C: jax.Array, factor_C: jax.Array, counts_C: jax.Array | None = None) -> jax.Array:
+    """float32 leaf [chunk, ...] times factor [chunk]; zero where `counts_C` is False."""
+    # Zero times NaN is NaN. After the product, a mask would keep XLA from one rounding of both.
+    leaf_C, rows = leaf_C.astype(jnp.float32), (-1,) + (1,) * (leaf_C.ndim - 1)
+    if counts_C is not None:
+        mask_C = jnp.where(counts_C, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+        bits_C = jax.lax.bitcast_convert_type(leaf_C, jnp.uint32) & mask_C.reshape(rows)
+        leaf_C = jax.lax.bitcast_convert_type(bits_C, jnp.float32)
+    return leaf_C * factor_C.reshape(rows)
 
 
 class _Sums:
@@ -128,11 +134,13 @@ class _Sums:
         """Returns a bucket's first subtotal, zeros [...], for running sums [1, ...]."""
         return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
 
-    def add(
-        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, scale: jax.Array
-    ) -> PyTree:
-        """Adds float leaves [chunk, ...], each times its client's factor [chunk]."""
-        return _map_pairs(partial(self._add, scale), subtotal, leaves_C, factors_C)
+    def add(self, subtotal: PyTree, leaves_C: PyTree, factors_C, scale, counts_C=None) -> PyTree:
+        """Adds float leaves [chunk, ...] of who counts, each times its client's factor [chunk]."""
+
+        def add(total, leaf_C, factor_C):
+            return self._add(scale, total, scaled(leaf_C, factor_C, counts_C))
+
+        return _map_pairs(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""
@@ -176,8 +184,8 @@ class Compensated(_Sums):
         """1: values are added as they are."""
         return jnp.float32(1)
 
-    def _add(self, scale, total, leaf_C, factor_C) -> jax.Array:
-        return total + jnp.sum(scaled(leaf_C, factor_C), axis=0)
+    def _add(self, scale, total, value_C) -> jax.Array:
+        return total + jnp.sum(value_C, axis=0)
 
     def _merge(self, pair, part) -> DoubleWord:
         return plus(pair, part[None])
@@ -219,9 +227,9 @@ class ClipSteps(_Sums):
         bits = (bits + jnp.uint32(0x007FFFFF)) & jnp.uint32(0x7F800000)
         return jnp.float32(2.0**24) / jax.lax.bitcast_convert_type(bits, jnp.float32)
 
-    def _add(self, scale, total, leaf_C, factor_C) -> jax.Array:
+    def _add(self, scale, total, value_C) -> jax.Array:
         # `jnp.trunc` before the conversion would take far longer.
-        whole_C = (scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
+        whole_C = (value_C * scale).astype(jnp.int32)
         return total + jnp.sum(whole_C, axis=0, dtype=jnp.int32)
 
     def _merge(self, pair, part) -> DoubleWord:
@@ -284,11 +292,11 @@ class FixedPoint(_Sums):
     def start(self, sums: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
 
-    def _add(self, scale, pair, leaf_C, factor_C) -> DoubleWord:
+    def _add(self, scale, pair, value_C) -> DoubleWord:
         # No value overflows: scaled leaves have norm at most S.
-        if len(leaf_C) > 32_000:
-            raise InputError(f"fixed-point sums need chunks of at most 32000, found {len(leaf_C)}")
-        whole_C = jnp.trunc(scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
+        if len(value_C) > 32_000:
+            raise InputError(f"fixed-point sums need chunks of at most 32000, found {len(value_C)}")
+        whole_C = jnp.trunc(value_C * scale).astype(jnp.int32)
         low = pair.low + jnp.sum(whole_C & 0xFFFF, axis=0, dtype=jnp.int32)
         high = pair.high + jnp.sum(whole_C >> 16, axis=0, dtype=jnp.int32)
         # Carried after each chunk, so that only the chunk's size limits the low half.

@@ -11,7 +11,7 @@ these six steps, in this order:
 |-------------------|-----------------------------------------------------------------------------|
 | the client's own  | it does nothing but compute; whatever it returns is private                 |
 | `clip_factors`    | the bound is the round's clip norm, which is public                         |
-| `scaled`          | a contribution is multiplied by its own factor, row by row                  |
+| `scaled`          | a contribution is multiplied by its own factor, row by row, or left out     |
 | `bound_to_bits`   | the noise's key follows from a secret and a hash of all that is summed       |
 | `standard_normal`,| a draw for each coordinate, with such a key, and with each key once         |
 | `exact_normal`    |                                                                             |

@@ -173,8 +173,9 @@ class PreparedQuery:
           chosen: what `drawn` returns.
 
         Returns:
-          The release; and, PRIVATE, "clients", the number of clients (or blocks of examples) that
-          took part, and "padding_waste" of the buckets of this process.
+          The release; and, PRIVATE, the "query", "clients", the number of clients (or blocks of
+          examples) that took part, of "coordinates" each, and "padding_waste" of the buckets of
+          this process.
         """
         plan, door, clients = self.query.plan, self.door, self.clients
         if plan.unit == "example":
@@ -210,7 +211,8 @@ class PreparedQuery:
             summed = door(self.broadcast.placed(), buckets, clip_norm, keys, shared, states.append)
         if self.states is not None:
             self._keep(work.round, states)
-        return summed, {"clients": len(chosen), "padding_waste": cohort.padding_waste}
+        facts = {"query": self.query.label, "clients": len(chosen), "coordinates": door.coordinates}
+        return summed, {**facts, "padding_waste": cohort.padding_waste}
 
     def _filled(self, blocks: Cohort) -> Iterator[Bucket]:
         """The buckets with examples in place of their numbers."""

@@ -178,7 +178,7 @@ class Releaser(AbstractContextManager["Releaser"]):
       name: of the ledger's entries; None = each query's label.
       queries: the only ones that may be asked; None = any.
       warn: is called with a sentence if a replayed round has another result.
-      observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
+      observe: is called after each release with the round and what `sum` of `prepared_query` says.
       processes: the other processes of the run, which sum with this one; None = there are none.
       states: the folder of clients' states, and the round after which they are to be read, see
         `client_states`; by default they live as long as this object.
