@@ -38,10 +38,12 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
         )
     runs = {str(path): RunFiles.read(path) for path in directories}
     settings = {name: _settings(run) for name, run in runs.items()}
-    # Runs of the same settings differ in their seed alone.
+    # Configs of the same settings differ in their seed alone. A run from Python does not state all
+    # of its settings, as what its functions do, and so is a repetition of no other.
+    stated = [name for name, run in runs.items() if "system" in run.start["config"]]
     same: dict[str, list[str]] = {}
-    for name, values in settings.items():
-        same.setdefault(repr(sorted(values.items())), []).append(name)
+    for name in stated:
+        same.setdefault(repr(sorted(settings[name].items())), []).append(name)
     repeated = [group for group in same.values() if len(group) > 1]
     once = [group[0] for group in same.values() if len(group) == 1]
     keys = dict.fromkeys(key for values in settings.values() for key in values)
@@ -67,7 +69,7 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
         lead="; ".join(dict.fromkeys(run.start["population"] for run in runs.values())),
         stamp=some_are(run.mark for run in runs.values()),
         privacy=NOTE,
-        facts=[(str(len(runs)), "runs"), (str(len(same)), "different settings")],
+        facts=[(str(len(runs)), "runs")],
         cautions=[_ONCE.format(", ".join(once))] if once and len(same) > 1 else [],
         sections=sections,
     )
@@ -134,7 +136,7 @@ def _table(
     for group in ([name for name in names if name in scores] for names in repeated):
         if len(group) > 1:
             means = [_shown(metric, [scores[name] for name in group]) for metric in metrics]
-            cell = Cell(", ".join(group), note="mean and standard deviation over seeds")
+            cell = Cell(", ".join(group), note="mean and standard deviation over runs")
             rows.append((cell, "", "", *means, "", ""))
     columns = ("run", "seed", "rounds", *metrics, f"epsilon of {OWN}", f"epsilon of {SHARED}")
     return Table(columns, rows, tuple(range(1, len(columns))))

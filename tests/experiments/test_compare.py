@@ -56,7 +56,13 @@ def test_what_is_not_private_says_so_and_runs_of_python_differ_by_their_plans(co
     text = compared({"x/a": (1.0, a), "y/a": (1.0, b | stamp)})[1]
     assert "y/a (NOT PRIVATE)" in text and "NOT PRIVATE: x/a and y/a compared" in text
     assert ["up.plan.clip", "1", "2"] in [line.split() for line in text.splitlines()]
-    assert "Run once: x/a, y/a." in text
+
+
+def test_runs_of_python_are_repetitions_of_no_other(compared):
+    """Their records do not hold the values of an optimiser, nor what a function does."""
+    alike = {"config": {}, "queries": [{"label": "up", "plan": {"clip": 1}}]}
+    text = compared({"a": (1.0, alike), "b": (3.0, alike | {"seed": 1})})[1]
+    assert "±" not in text and "Run once" not in text
 
 
 def test_what_cannot_be_compared_is_refused(compared, tmp_path):
