@@ -56,8 +56,11 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.ledger import Budget as Budget
     from jaxpfl.privacy.ledger import Ledger as Ledger
     from jaxpfl.privacy.participation import Cyclic as Cyclic
+    from jaxpfl.privacy.participation import CyclicPoisson as CyclicPoisson
     from jaxpfl.privacy.participation import FixedSize as FixedSize
+    from jaxpfl.privacy.participation import MinSeparation as MinSeparation
     from jaxpfl.privacy.participation import Poisson as Poisson
+    from jaxpfl.privacy.participation import TruncatedPoisson as TruncatedPoisson
     from jaxpfl.privacy.plan import Plan as Plan
     from jaxpfl.privacy.secure_sum import SecureSum as SecureSum
     from jaxpfl.trained import Trained as Trained

@@ -13,9 +13,19 @@ EVERYONE = "everyone"
 TARGET = {name: value for name, value in FIELDS.items() if name != "noise_multiplier"}
 
 
-def of(sampling: Any, population: Any, clients_per_round: Any) -> participation.Participation:
+# The fields of a participation beside those that all have.
+OWN: dict[str, dict[str, Any]] = {
+    "min_separation": {"separation": 3},
+    "cyclic_poisson": {"separation": 3},
+    "truncated_poisson": {"at_most": 500},
+}
+
+
+def of(
+    sampling: Any, population: Any, clients_per_round: Any, **own: Any
+) -> participation.Participation:
     taken = population if clients_per_round == EVERYONE else clients_per_round
-    return participation.of(sampling, population, taken)
+    return participation.of(sampling, population, taken, **own)
 
 
 def flat_plan(
@@ -27,13 +37,17 @@ def flat_plan(
     sampling: Any = "poisson",
     adaptive_clip: AdaptiveClip | None = None,
     noise: Any = "independent",
+    separation: Any = None,
+    at_most: Any = None,
     **others: Any,
 ) -> Plan:
     """The plan with these parts; `others` are fields of `Plan` itself."""
     return Plan(
         clip=Clip(clip_norm, adaptive_clip),
         noise=Noise(noise_multiplier, noise),
-        participation=of(sampling, population, clients_per_round),
+        participation=of(
+            sampling, population, clients_per_round, separation=separation, at_most=at_most
+        ),
         **others,
     )
 

@@ -36,7 +36,7 @@ def test_a_key_has_its_type_its_default_and_what_it_means():
     page = site_pages.config_keys()
     assert "`rounds`\n:   whole number; required" in page
     assert "`clip_norm`\n:   number; default `0.3`\n\n    L2 bound of one client's update" in page
-    assert "`sampling`\n:   `poisson` or `fixed` or `cyclic`; default `poisson`" in page
+    assert "`sampling`\n:   `poisson` or `fixed` or `cyclic` or `min_separation` or " in page
 
 
 def test_every_public_name_is_in_the_reference():

@@ -132,12 +132,15 @@ _GAN = (GAN_INVERSION.replace("{", "{{").replace("}", "}}"), {})
 _SYNTHETIC = (studies.SYNTHETIC, {**_CORPORA, "clients": _CLIENTS})
 _EXACT = ("--privacy.noise", "exact")
 _DP_FTRL = ("--privacy.sampling", "cyclic", "--privacy.noise", "banded")
+_SEPARATED = ("--privacy.sampling", "min_separation", "--privacy.separation", "2")
+_BLT = (*_SEPARATED, "--privacy.noise", "blt")
 _ALGORITHM = "--training.algorithm"
 _SCAFFOLD = (*_EXACT, f"{_ALGORITHM}.name", "scaffold", f"{_ALGORITHM}.variate_clip", "1.0")
 _DITTO = (f"{_ALGORITHM}.name", "ditto", f"{_ALGORITHM}.mu", "0.5")
 SYSTEMS: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, ...]]] = {
     "fed_avg": (_TINY, ()),
     "dp_ftrl": (_TINY, _DP_FTRL),
+    "blt": (_TINY, _BLT),
     "exact": (_TINY, _EXACT),
     "scaffold": (_TINY, _SCAFFOLD),
     "ditto": (_TINY, _DITTO),

@@ -81,10 +81,10 @@ class Scorer(Checked):
                 "the plan of scores must have the unit 'client', because scores protect each "
                 f"client, found {self.plan.unit!r}"
             )
-        if self.plan.sampling == "cyclic":
+        if self.plan.participation.in_epochs:
             raise InputError(
                 "the plan of scores must sample cohorts by Poisson or fixed-size participation, "
-                "because every release draws a new cohort, found cyclic"
+                f"because every release draws a new cohort, found {self.plan.sampling}"
             )
         if self.plan.clip.adaptive is not None:
             raise InputError("the plan of scores must not clip adaptively: they have one clip norm")

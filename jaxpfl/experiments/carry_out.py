@@ -26,6 +26,7 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.engine.build import with_strategy
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt, where_begun
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
@@ -92,10 +93,12 @@ def run(
             )
 
     with processes.shared():
-        # The config that is written names the weights, which a branch of the hub does not.
+        # The config that is written names the weights, which a branch of the hub does not, and the
+        # coefficients of noise, which another version might find otherwise.
         system, shown = system_of(config.system), progress and leads()
-        workspace = Workspace(pinned(config), directory, shown, shared, system)
-        _require_alike(workspace.config)
+        config = pinned(config)
+        _require_alike(config)
+        workspace = Workspace(with_strategy(config), directory, shown, shared, system)
         with processes.led(files.exclusive(directory)):
             processes.decide("the directory", require_new)
             _ = workspace.study  # All processes read their clients at once.

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.ledger import Ledger as Ledger
     from jaxpfl.privacy.ledger import guarantee_of as guarantee_of
     from jaxpfl.privacy.participation import Cyclic as Cyclic
+    from jaxpfl.privacy.participation import CyclicPoisson as CyclicPoisson
     from jaxpfl.privacy.participation import FixedSize as FixedSize
+    from jaxpfl.privacy.participation import MinSeparation as MinSeparation
     from jaxpfl.privacy.participation import Poisson as Poisson
+    from jaxpfl.privacy.participation import TruncatedPoisson as TruncatedPoisson
     from jaxpfl.privacy.plan import Plan as Plan
     from jaxpfl.privacy.secret import ReproducibleSeed as ReproducibleSeed
 

@@ -11,6 +11,8 @@ looser, and uses the orders of Opacus so that published figures can be compared.
 | Gaussian on everyone           | either            | exact | bound |
 | on Poisson cohorts             | add or remove one | bound | bound |
 | on cohorts of fixed size       | replace one       | none  | bound |
+| with `events.ZeroOut`          | zero out one      | exact | bound |
+| on truncated Poisson cohorts   | zero out one      | bound | bound |
 | secure sums                    | zero out one      | none  | bound |
 | the best of a number of runs   | the run's         | none  | bound |
 | without noise                  | either            | inf   | inf   |
@@ -22,7 +24,7 @@ dp-accounting is called with multipliers relative to the shift under the adjacen
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import dp_accounting
 import numpy as np
@@ -67,7 +69,7 @@ def epsilon_of_counts(
     """
     delta = checks.open_fraction("delta", delta)
     checks.one_of("accountant", accountant, tuple(ACCOUNTANTS))
-    checks.one_of("adjacency", adjacency, ("add_or_remove_one", "replace_one"))
+    checks.one_of("adjacency", adjacency, get_args(Adjacency))
     return _epsilon(frozen(releases), delta, accountant, adjacency, coarsening)
 
 
@@ -169,10 +171,7 @@ def gaussians_apart(
 @functools.lru_cache(maxsize=8)
 def composed(sampled: FrozenCounts, precision: float, interval: float) -> _LossDistribution:
     """Sampled releases, and Gaussians on everyone whose 1 / z^2 add up to `precision`."""
-    parts = [
-        loss_distribution(*rate_and_multiplier(leaf), interval).self_compose(count)
-        for leaf, count in sampled
-    ]
+    parts = [_losses_of(leaf, interval).self_compose(count) for leaf, count in sampled]
     if precision:
         parts.insert(0, loss_distribution(1.0, precision**-0.5, interval))
     return functools.reduce(lambda whole, part: whole.compose(part), parts)
@@ -221,6 +220,8 @@ ACCOUNTANTS: dict[Accountant, AccountantSpec] = {
 def rate_and_multiplier(leaf: dp_accounting.DpEvent) -> tuple[float, float]:
     """Returns sampling rate and noise multiplier of a Gaussian on everyone or a Poisson cohort."""
     rate = 1.0
+    if isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        return leaf.sampling_probability, leaf.noise_multiplier
     if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
         rate, leaf = leaf.sampling_probability, leaf.event
     return rate, cast(dp_accounting.GaussianDpEvent, leaf).noise_multiplier
@@ -232,15 +233,17 @@ def _require_adjacency(leaf: dp_accounting.DpEvent, adjacency: Adjacency) -> Non
             _require_adjacency(noise, adjacency)
     poisson = isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
     fixed = isinstance(leaf, dp_accounting.SampledWithoutReplacementDpEvent)
-    if poisson and adjacency != "add_or_remove_one":
-        raise InputError("a Poisson cohort is accounted for under add_or_remove_one only")
+    if poisson and adjacency == "replace_one":
+        raise InputError(
+            "a Poisson cohort is accounted for under add_or_remove_one or zero_out_one only"
+        )
     if fixed and adjacency != "replace_one":
         raise InputError(
             "a cohort of fixed size is accounted for under replace_one only, because adding a "
             "client removes another one from it"
         )
-    if isinstance(leaf, dp_accounting.ZCDpEvent) and adjacency != "add_or_remove_one":
-        raise InputError("a secure sum has no cost under replace_one: it is for a zeroed update")
+    if isinstance(leaf, events.ZEROED) and adjacency != "zero_out_one":
+        raise InputError(f"a cost for a zeroed client is no cost under {adjacency}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -254,6 +257,8 @@ def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
 
         one = np.array(renyi_divergences(counts(leaf.event).items()))
         return selection.divergences(np.array(RDP_ORDERS), one, leaf.mean, leaf.shape)
+    if isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        return _truncated_rdp(leaf)
     if isinstance(leaf, dp_accounting.ZCDpEvent):
         # The bounds are proven at whole orders. Between them, (order - 1) times the divergence is
         # convex (van Erven and Harremoes 2014, Corollary 2), and 0 at order 1.
@@ -293,6 +298,46 @@ def _poisson_rdp(q: float, z: float) -> np.ndarray:
     return np.array([_log_sum(order * loss + density) / (order - 1) for order in RDP_ORDERS])
 
 
+def truncation(leaf: dp_accounting.TruncatedSubsampledGaussianDpEvent) -> tuple[float, float]:
+    """How often B or more others were drawn, and how often a client then takes part.
+
+    Whoever takes part then displaces another client, and only then.
+    """
+    from scipy import stats  # which takes long to load
+
+    size, q, most = leaf.dataset_size, leaf.sampling_probability, leaf.truncated_batch_size
+    full = float(stats.binom.sf(most - 1, size - 1, q))
+    if not full:
+        return 0.0, 0.0
+    return full, min(1.0, float(stats.binom.sf(most, size, q)) * most / size / full)
+
+
+def _truncated_rdp(leaf: dp_accounting.TruncatedSubsampledGaussianDpEvent) -> np.ndarray:
+    """A mixture of a Poisson cohort and, where it is cut, of a Gaussian on everyone.
+
+    Told which of the two it was, moments are averaged. A sum then moves by 2 S to one side at most,
+    for either data set.
+    """
+    order, (full, _) = np.array(RDP_ORDERS), truncation(leaf)
+    poisson = (order - 1) * _poisson_rdp(*rate_and_multiplier(leaf)) + math.log1p(-full)
+    with np.errstate(divide="ignore"):
+        cut = np.log(full) + (order - 1) * order * 8 / leaf.noise_multiplier**2
+    return np.maximum(np.logaddexp(poisson, cut), 0.0) / (order - 1)
+
+
+def _losses_of(leaf: dp_accounting.DpEvent, interval: float) -> _LossDistribution:
+    if isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        truncated = dp_accounting.pld.privacy_loss_distribution
+        return truncated.from_truncated_subsampled_gaussian_mechanism(
+            leaf.dataset_size,
+            leaf.sampling_probability,
+            leaf.truncated_batch_size,
+            leaf.noise_multiplier,
+            value_discretization_interval=interval,
+        )
+    return loss_distribution(*rate_and_multiplier(leaf), interval)
+
+
 def _log_sum(exponents: np.ndarray) -> float:
     largest = float(exponents.max())
     # log E >= 0; rounding may leave it just below.
@@ -307,6 +352,13 @@ def loss_distribution(q: float, noise_multiplier: float, interval: float) -> _Lo
     )
 
 
+def _uncut(leaf: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    if not isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        return leaf
+    q, z = rate_and_multiplier(leaf)
+    return dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
+
+
 def _interval(releases: FrozenCounts, delta: float) -> float:
     """The step of the grid of privacy losses.
 
@@ -317,7 +369,9 @@ def _interval(releases: FrozenCounts, delta: float) -> float:
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
-    divergences, rough = renyi_divergences(releases), _rdp_epsilon(releases, delta)
+    # Cohorts that are cut count as Poisson's: their rare losses are large.
+    usual = tuple((_uncut(leaf), count) for leaf, count in releases)
+    divergences, rough = renyi_divergences(usual), _rdp_epsilon(usual, delta)
     multipliers = [rate_and_multiplier(leaf)[1] for leaf, _ in releases]
     single = max((1 / z + 20) / (2 * z) for z in multipliers)
     # For small losses, the Renyi divergence of order 2 is the variance of the loss, to which

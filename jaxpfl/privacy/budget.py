@@ -51,14 +51,15 @@ class Account:
         releases = events.counts(event)
         self._counts += releases
         if _is_noisy(releases):
-            self._adjacency = events.adjacency(event)
+            added = events.adjacency(event)
+            self._adjacency = events.common(self._adjacency or added, added)
 
     def check_adjacency(self, event: dp_accounting.DpEvent) -> None:
-        """Raises `InputError` if the event has another adjacency than the account."""
+        """Raises `InputError` if the event has no common adjacency with the account."""
         if not _is_noisy(events.counts(event)):
             return
         adjacency = events.adjacency(event)
-        if self._adjacency is not None and adjacency != self._adjacency:
+        if self._adjacency is not None and not events.common(self._adjacency, adjacency):
             raise InputError(
                 f"its releases are accounted for under {self._adjacency}, this one under "
                 f"{adjacency}, so that they have no common epsilon: sample all of them in the same "
@@ -97,7 +98,9 @@ class Account:
         By one accountant alone, because it is asked before every charge.
         """
         chosen = accounting.default_accountant(total)
-        adjacency = self._adjacency or events.adjacency(event)
+        added = events.adjacency(event)
+        adjacency = events.common(self._adjacency or added, added)
+        assert adjacency is not None, "it was checked"
         return all(
             accounting.epsilon_of_counts(total, budget.delta, chosen, adjacency) <= budget.epsilon
             for budget in self.budgets

@@ -11,10 +11,14 @@ from typing import cast
 import numpy as np
 import scipy
 
+Round = tuple[float, float, int] | tuple[float, float, float, float, int]
+"""Sampling rate, noise multiplier and number; before the number, of a truncated cohort, how often
+it is cut, and how often it then has the client."""
+
 
 @functools.lru_cache(maxsize=1024)
 def poisson_epsilon(
-    rounds: tuple[tuple[float, float, int], ...], delta: float, gaussian_mu: float = 0.0
+    rounds: tuple[Round, ...], delta: float, gaussian_mu: float = 0.0
 ) -> float | None:
     """Epsilon of Gaussian rounds on Poisson cohorts under add-or-remove-one, and of one Gaussian.
 
@@ -26,7 +30,7 @@ def poisson_epsilon(
     is, and however many rounds there are. An estimate, not a bound; it agrees with bounds to 1e-6.
 
     Args:
-      rounds: sampling rate, noise multiplier and number of each kind.
+      rounds: of each kind. A cohort that is cut is under zero-out-one.
       gaussian_mu: shift / std of one more Gaussian release, on everyone.
 
     Returns:
@@ -34,7 +38,7 @@ def poisson_epsilon(
     """
     if not rounds:
         return gaussian_epsilon(gaussian_mu, delta) if gaussian_mu else 0.0
-    if min(z for _, z, _ in rounds) < 1e-3:
+    if min(z for _, z, *_ in rounds) < 1e-3:
         return None
     return max(_fourier_epsilon(rounds, gaussian_mu, delta, removed) for removed in (True, False))
 
@@ -162,6 +166,25 @@ def banded_shift(weights_R: np.ndarray, per_epoch: int, epochs: int) -> float:
     return math.sqrt(epochs * np.dot(column, column) + 2 * pairs)
 
 
+def buffered_shifts(
+    decays: tuple[float, ...], scales: tuple[float, ...], rounds: int, separation: int
+) -> np.ndarray:
+    """Returns how far a client moves a BLT's C X in its first 1, 2, ... epochs, in S [epochs].
+
+    C has the coefficients 1 and then sum_i scales[i] decays[i]^(k-1), which must be positive and
+    not increase: the client who moves it furthest takes part every b rounds, from the first.
+    """
+    powers = np.array(decays)[:, None] ** np.arange(rounds - 1)
+    column_T = np.concatenate([[1.0], np.array(scales) @ powers])
+    if np.any(column_T < 0) or np.any(np.diff(column_T) > 0):
+        return np.array([math.inf])
+    moved_T, shifts = np.zeros(rounds), []
+    for first in range(0, rounds, separation):
+        moved_T[first:] += column_T[: rounds - first]
+        shifts.append(np.linalg.norm(moved_T[: first + separation]))
+    return np.array(shifts)
+
+
 @functools.lru_cache(maxsize=64)
 def _moments(noise_multiplier: float, clients: int, population: int) -> list[float]:
     """log E[(P/Q)^order] for integer orders up to 63; 0 at order 1."""
@@ -189,9 +212,7 @@ def _moments(noise_multiplier: float, clients: int, population: int) -> list[flo
     return [0.0, 0.0, *moments]
 
 
-def _fourier_epsilon(
-    rounds: tuple[tuple[float, float, int], ...], mu: float, delta: float, removed: bool
-) -> float:
+def _fourier_epsilon(rounds: tuple[Round, ...], mu: float, delta: float, removed: bool) -> float:
     """Epsilon of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2) if `removed`, else the reverse."""
     tilt_J, cumulant_J = _cumulants(rounds, mu, removed)
     upward = slice(np.searchsorted(tilt_J, 0.0) + 4, None)
@@ -227,32 +248,34 @@ def _delta(loss_L: np.ndarray, probability_L: np.ndarray, epsilon: float) -> flo
 
 @functools.lru_cache(maxsize=64)
 def _cumulants(
-    rounds: tuple[tuple[float, float, int], ...], mu: float, removed: bool
+    rounds: tuple[Round, ...], mu: float, removed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tilts t [J], ascending and without 0, and log E e^(t loss) of the composition [J]."""
     # Beyond the last one the coarse grid would be coarser than the noise.
-    most = math.log2(2000 * min(z for _, z, _ in rounds))
+    most = math.log2(2000 * min(z for _, z, *_ in rounds))
     tilts = 2.0 ** np.arange(-24, most, 0.25)
     tilt_J = np.concatenate([-tilts[::-4], tilts])
     cumulant_J = mu**2 / 2 * (tilt_J**2 + tilt_J)
-    for q, z, count in rounds:
-        cumulant_J += count * _cumulants_of_one(q, z, removed, tuple(tilt_J.tolist()))
+    for *kind, count in rounds:
+        cumulant_J += count * _cumulants_of_one(tuple(kind), removed, tuple(tilt_J.tolist()))
     return tilt_J, cumulant_J
 
 
 @functools.lru_cache(maxsize=64)
-def _cumulants_of_one(q: float, z: float, removed: bool, tilts_J: tuple[float, ...]) -> np.ndarray:
+def _cumulants_of_one(
+    kind: tuple[float, ...], removed: bool, tilts_J: tuple[float, ...]
+) -> np.ndarray:
     """log E e^(t loss) of one round [J]; the same for any number of such rounds."""
     cumulants = []
     for tilt in tilts_J:
-        weight, loss = _losses(q, z, tilt, removed, 2**12)
+        weight, loss = _losses(kind, tilt, removed, 2**12)
         cumulants.append(_log_sum(weight + tilt * loss))
     return np.array(cumulants)
 
 
 @functools.lru_cache(maxsize=16)
 def _composed(
-    rounds: tuple[tuple[float, float, int], ...], mu: float, removed: bool, tilt: float
+    rounds: tuple[Round, ...], mu: float, removed: bool, tilt: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Losses [L], ascending, and their probabilities [L]."""
     tilt_J, cumulant_J = _cumulants(rounds, mu, removed)
@@ -267,8 +290,8 @@ def _composed(
     # Index 0 is the loss `middle`; indices go round.
     middle, total = mu**2 * (tilt + 0.5), mu**2 / 2 * (tilt**2 + tilt)
     spectrum = np.exp(-((frequency * mu) ** 2) / 2)
-    for q, z, count in rounds:
-        loss, probability, mean, norm = _tilted(q, z, tilt, removed)
+    for *kind, count in rounds:
+        loss, probability, mean, norm = _tilted(tuple(kind), tilt, removed)
         place = (loss - mean) / step
         nearest = np.rint(place)
         part, index = place - nearest, nearest.astype(np.int64)
@@ -291,30 +314,43 @@ def _composed(
 
 @functools.lru_cache(maxsize=8)
 def _tilted(
-    q: float, z: float, tilt: float, removed: bool
+    kind: tuple[float, ...], tilt: float, removed: bool
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Losses of one round, their tilted probabilities, the mean under these and log E e^(t loss).
 
     Cohorts of one plan differ in their number alone, and hardly in the tilt.
     """
-    weight, loss = _losses(q, z, tilt, removed, 2**17)
+    weight, loss = _losses(kind, tilt, removed, 2**17)
     norm = _log_sum(weight + tilt * loss)
     probability = np.exp(weight + tilt * loss - norm)
     return loss, probability, float((probability * loss).sum()), norm
 
 
 def _losses(
-    q: float, z: float, tilt: float, removed: bool, nodes: int
+    kind: tuple[float, ...], tilt: float, removed: bool, nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log probabilities and privacy losses of one round on a grid of its possible releases.
 
-    The grid goes 12 deviations beyond where tilted probabilities may be.
+    The grid goes 12 deviations beyond where tilted probabilities may be. Where the cohort is cut, a
+    client displaces another one: (1-p) N(0, z^2) + p N(2, z^2) against p N(-2, z^2).
     """
+    q, z, *cut = kind
     far = tilt + 1 if removed else -tilt
     x = np.linspace(min(0.0, far) - 12 * z, max(1.0, far) + 12 * z, nodes)
     loss = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z**2))
     weight = -(x**2) / (2 * z**2) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
-    return (weight + loss, loss) if removed else (weight, -loss)
+    weight, loss = (weight + loss, loss) if removed else (weight, -loss)
+    if not cut or not cut[0]:
+        return weight, loss
+    full, taken = cut
+    far = 2 + 4 * tilt
+    x = np.linspace(min(0.0, far) - 12 * z, max(2.0, far) + 12 * z, nodes)
+    with np.errstate(divide="ignore"):
+        left, there = np.log1p(-taken), np.log(taken)
+    above, below = (np.logaddexp(left, there + (sign * 4 * x - 4) / (2 * z**2)) for sign in (1, -1))
+    density = -(x**2) / (2 * z**2) + math.log((x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
+    parts = (weight + math.log1p(-full), density + above + math.log(full))
+    return np.concatenate(parts), np.concatenate([loss, above - below])
 
 
 def _log_sum(exponents: np.ndarray) -> float:

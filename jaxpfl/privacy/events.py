@@ -5,17 +5,26 @@
 | noisy sum over all clients           | Gaussian                            | either        |
 | ... over a Poisson cohort            | PoissonSampled(Gaussian)            | add or remove |
 | ... over a cohort of fixed size      | SampledWithoutReplacement(Gaussian) | replace one   |
+| ... over a cohort that depends on N  | ZeroOut(Gaussian)                   | zero out one  |
+| ... over a truncated Poisson cohort  | TruncatedSubsampledGaussian         | zero out one  |
 | secure sum with integer noise        | ZCDp, see `privacy.secure_sum`      | zero out one  |
 | the best of a random number of runs  | RepeatAndSelect(a run), `selection` | the run's     |
 | anything without noise               | NonPrivate                          | either        |
 
-and their (self-)compositions. "Zero out one" replaces a client's update by zero; it composes with
-add-or-remove-one, whose sums it moves as much. A Gaussian's multiplier is the standard deviation of
-its noise divided by the largest change that one client can make UNDER THE ADJACENCY IN USE: S when
-a client is added or removed, 2 S when one is replaced. Only `Plan` and `SecureSum` make events, so
-that no caller has to choose between the two.
+and their (self-)compositions. A Gaussian's multiplier is the standard deviation of its noise
+divided by the largest change that one client can make UNDER THE ADJACENCY IN USE: S when a client
+is added, removed or zeroed, 2 S when one is replaced. Only `Plan` and `SecureSum` make events, so
+that no caller has to choose.
+
+"Zero out one" replaces a client's data by nothing: the client still takes part, and adds zero to
+every sum, also to adaptive clipping's. N and the cohorts are the same. A release under
+add-or-remove-one is as private under zero-out-one, because here a client who is absent and one who
+adds zero give the same release: no cohort then depends on other clients, and no noise or
+denominator on the cohort. So the two compose, and the composition is under zero-out-one. The
+reverse does not hold, and is nowhere assumed.
 """
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,8 +35,16 @@ import dp_accounting
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 
-Adjacency = Literal["add_or_remove_one", "replace_one"]
+Adjacency = Literal["add_or_remove_one", "replace_one", "zero_out_one"]
 Counts = Mapping[dp_accounting.DpEvent, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroOut(dp_accounting.DpEvent):
+    """A release whose cost holds if a client's data is replaced by nothing, and only then."""
+
+    event: dp_accounting.DpEvent
+
 
 # Each kind's name in a file, and there the names of its attributes.
 _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
@@ -47,9 +64,29 @@ _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
         dp_accounting.dp_event.RepeatAndSelectDpEvent,
         {"mean": "mean", "shape": "shape", "event": "event"},
     ),
+    "truncated_poisson": (
+        dp_accounting.TruncatedSubsampledGaussianDpEvent,
+        {
+            "population": "dataset_size",
+            "probability": "sampling_probability",
+            "at_most": "truncated_batch_size",
+            "noise_multiplier": "noise_multiplier",
+        },
+    ),
+    "zero_out": (ZeroOut, {"event": "event"}),
     "repeated": (dp_accounting.SelfComposedDpEvent, {"count": "count", "event": "event"}),
     "composed": (dp_accounting.ComposedDpEvent, {"events": "events"}),
 }
+
+ZEROED = (
+    ZeroOut,
+    dp_accounting.ZCDpEvent,
+    dp_accounting.TruncatedSubsampledGaussianDpEvent,
+)
+"""The kinds of release whose cost is for a client who is zeroed, and not for one who is absent."""
+
+
+_WHOLE = ("population", "clients", "count", "at_most")
 
 
 def counts(event: dp_accounting.DpEvent) -> Counter[dp_accounting.DpEvent]:
@@ -67,11 +104,11 @@ def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
     """Returns an event's adjacency; that of a release on everyone is add-or-remove-one."""
     kinds = {type(part) for part in noises(event)} - {dp_accounting.NonPrivateDpEvent}
     if dp_accounting.SampledWithoutReplacementDpEvent not in kinds:
-        return "add_or_remove_one"
+        return "zero_out_one" if kinds & {*ZEROED} else "add_or_remove_one"
     if len(kinds) > 1:
         raise InputError(
-            "the event mixes cohorts of fixed size (replace one) with other releases (add or "
-            "remove one), which have no common epsilon"
+            "the event mixes cohorts of fixed size (replace one) with other releases (add, remove "
+            "or zero out one), which have no common epsilon"
         )
     return "replace_one"
 
@@ -83,6 +120,13 @@ def noises(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
             yield from noises(part.event)
         else:
             yield part
+
+
+def common(first: Adjacency, second: Adjacency) -> Adjacency | None:
+    """Returns the adjacency of two releases together; None if they have none in common."""
+    if first == second:
+        return first
+    return None if "replace_one" in (first, second) else "zero_out_one"
 
 
 def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
@@ -118,7 +162,7 @@ def _plain(field: str, value: Any) -> Any:
         return [to_json(part) for part in value]
     if field == "shape" and math.isinf(value):
         return None  # JSON has no infinity.
-    return int(value) if field in ("population", "clients", "count") else float(value)
+    return int(value) if field in _WHOLE else float(value)
 
 
 def _parts(event: dp_accounting.DpEvent, times: int = 1) -> Iterator[tuple[Any, int]]:
@@ -152,6 +196,15 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
                     f"noise multiplier of an event must lie in 1e-12 .. 1e12, found {z:g}"
                 )
             return event
+        case ZeroOut(event=dp_accounting.GaussianDpEvent()):
+            # A Gaussian on everyone costs the same under either adjacency.
+            return _elementary(event.event)
+        case dp_accounting.TruncatedSubsampledGaussianDpEvent():
+            checks.open_fraction("sampling probability of an event", event.sampling_probability)
+            checks.positive_int("population of an event", event.dataset_size)
+            checks.positive_int("at_most of an event", event.truncated_batch_size)
+            inner = _elementary(dp_accounting.GaussianDpEvent(event.noise_multiplier))
+            return inner if isinstance(inner, dp_accounting.NonPrivateDpEvent) else event
         case dp_accounting.ZCDpEvent():
             checks.positive("rho of an event", event.rho)
             checks.non_negative("xi of an event", event.xi)
@@ -173,6 +226,9 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
             mean = checks.at_least_one("mean of an event", event.mean)
             if event.shape not in (0, 1, math.inf):
                 raise InputError(f"shape of an event must be 0, 1 or inf, found {event.shape!r}")
+            if any(isinstance(part, ZeroOut) for part in noises(event.event)):
+                # Counted as its Gaussian, it would lose its adjacency.
+                raise InputError("a selection among runs of a minimum separation has no cost here")
             # In one order and with a hash, as equal events must count as one.
             runs = sorted(counts(event.event).items(), key=repr)
             parts = tuple(dp_accounting.SelfComposedDpEvent(*pair) for pair in runs)

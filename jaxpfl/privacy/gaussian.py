@@ -9,15 +9,20 @@ with mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import dp_accounting
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.guarantee import Guarantee, Unit
+from jaxpfl.privacy.participation import MinSeparation, Participation
 
-NoiseKind = Literal["independent", "exact", "banded", "exact_banded"]
+if TYPE_CHECKING:
+    # Noise without a strategy needs none of it.
+    from jaxpfl.privacy.strategies import BufferedToeplitz
+
+NoiseKind = Literal["independent", "exact", "banded", "exact_banded", "blt", "tree"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +33,14 @@ class Noise:
       multiplier: z.
       kind: "independent" for new noise in every round, in float32; "exact" for the same in whole
         numbers (see `privacy.exact_noise`); "banded" and "exact_banded", with cyclic participation,
-        for DP-FTRL's (see `privacy.correlated_noise`).
+        for DP-FTRL's (see `privacy.correlated_noise`); "blt" and "tree", with a minimum separation
+        (see `privacy.strategies`).
+      blt: of kind "blt"; None = a `Plan` finds the best with three buffers.
     """
 
     multiplier: float
     kind: NoiseKind = "independent"
+    blt: "BufferedToeplitz | None" = None
 
     def __post_init__(self) -> None:
         z = checks.positive("noise_multiplier", self.multiplier)
@@ -41,14 +49,44 @@ class Noise:
             raise InputError(f"noise_multiplier must lie in 1e-6 .. 1e6, found {z:g}")
         object.__setattr__(self, "multiplier", z)
         checks.one_of("noise", self.kind, get_args(NoiseKind))
+        if self.blt is not None:
+            from jaxpfl.privacy.strategies import BufferedToeplitz
+
+            checks.instance("blt", self.blt, BufferedToeplitz, "a BufferedToeplitz")
+            if self.kind != "blt":
+                raise InputError(f"noise = {self.kind!r} takes no blt, found one")
 
     @property
     def correlated(self) -> bool:
-        return self.kind in ("banded", "exact_banded")
+        return self.kind in ("banded", "exact_banded", "blt", "tree")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether noise of one epoch reaches into the next ones: see `privacy.strategies`."""
+        return self.kind in ("blt", "tree")
 
     @property
     def exact(self) -> bool:
         return self.kind in ("exact", "exact_banded")
+
+    def fitted(self, rounds: int, participation: Participation) -> Self:
+        """Returns noise that overlaps with its strategy, whose cost is computed twice.
+
+        A BLT's coefficients are found once: `Plan.to_dict` has them, and so have a run's record and
+        its ledger.
+        """
+        from jaxpfl.privacy import strategies
+
+        if not isinstance(participation, MinSeparation):
+            raise InputError(
+                f"noise = {self.kind!r} needs sampling = 'min_separation', found "
+                f"{participation.sampling!r}"
+            )
+        blt = self.blt
+        if self.kind == "blt" and blt is None:
+            blt = strategies.BufferedToeplitz.best(rounds, participation.separation)
+        strategies.unit(blt, rounds, participation.separation)
+        return dataclasses.replace(self, blt=blt)
 
 
 def on_everyone(multipliers: Iterable[float], delta: float, unit: Unit = "client") -> Guarantee:

@@ -32,9 +32,6 @@ def sensitivity(unit: Unit) -> float:
     return 1 + EXAMPLE_ROUNDING if unit == "example" else 1.0
 
 
-_IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
-
-
 @dataclasses.dataclass(frozen=True)
 class Guarantee(Checked):
     """(epsilon, delta) of one event, with unit, adjacency and accountant.
@@ -43,7 +40,7 @@ class Guarantee(Checked):
       event: everything that was released; multipliers in it are relative to the adjacency.
       delta: in (0, 1); ignored if a release has no noise.
       unit: what is protected, "client" or "example".
-      adjacency: how neighbouring data sets differ, "add_or_remove_one" or "replace_one".
+      adjacency: how neighbouring data sets differ, see `privacy.events`.
       accountant: one of `accounting.ACCOUNTANTS`.
     """
 
@@ -56,6 +53,11 @@ class Guarantee(Checked):
     def check_fields(self) -> None:
         if self.private:
             checks.open_fraction("delta", self.delta)
+            if events.adjacency(self.event) == "zero_out_one" != self.adjacency:
+                raise InputError(
+                    f"the cost of a client who is zeroed is no cost under {self.adjacency}: state "
+                    "it under zero_out_one"
+                )
 
     @classmethod
     def of_events(
@@ -114,14 +116,9 @@ class Guarantee(Checked):
         accountant = "exact Gaussian" if exact else self.accountant.upper()
         if self.confirmed_epsilon() is None:
             accountant += " (one accountant)"
-        adjacency = _IN_WORDS[self.adjacency]
-        noises = events.noises(self.event)
-        if any(isinstance(noise, dp_accounting.ZCDpEvent) for noise in noises):
-            # In a secure sum, a client's noise share stays when its update goes.
-            adjacency = "zero out one"
         return (
             f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
-            f"unit = {self.unit}, adjacency = {adjacency} {self.unit}, "
+            f"unit = {self.unit}, adjacency = {self.adjacency.replace('_', ' ')} {self.unit}, "
             f"accountant = {accountant}"
         )
 
@@ -180,6 +177,9 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
         match leaf:
             case dp_accounting.PoissonSampledDpEvent():
                 rounds.append((*accounting.rate_and_multiplier(leaf), count))
+            case dp_accounting.TruncatedSubsampledGaussianDpEvent():
+                cut = accounting.truncation(leaf)
+                rounds.append((*accounting.rate_and_multiplier(leaf), *cut, count))
             case dp_accounting.SampledWithoutReplacementDpEvent(event=event):
                 assert isinstance(event, dp_accounting.GaussianDpEvent)
                 sizes = leaf.sample_size, leaf.source_dataset_size

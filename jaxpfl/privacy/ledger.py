@@ -397,7 +397,7 @@ def together(
                 f"{ledger.path}: is {other.path} or a copy of it, whose releases would count "
                 "twice: name the longer one alone"
             )
-        if (ledger.unit, ledger.adjacency) != (first.unit, first.adjacency):
+        if ledger.unit != first.unit or not events.common(ledger.adjacency, first.adjacency):
             raise InputError(
                 f"{first.path} has the unit {first.unit} and the adjacency {first.adjacency}, "
                 f"{ledger.path} the unit {ledger.unit} and the adjacency {ledger.adjacency}: they "

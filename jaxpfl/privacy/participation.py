@@ -1,10 +1,15 @@
 """The participants of a round, and the cost of that round's Gaussian.
 
-|           | who takes part            | adjacency         | the sum moves by |
-|-----------|---------------------------|-------------------|------------------|
-| Poisson   | each with q = n / N       | add or remove one | S                |
-| FixedSize | exactly n, no replacement | replace one       | 2 S              |
-| Cyclic    | each once in N / n rounds | add or remove one | S an epoch       |
+|               | who takes part              | adjacency         | the sum moves by |
+|---------------|-----------------------------|-------------------|------------------|
+| Poisson       | each with q = n / N         | add or remove one | S                |
+| FixedSize     | exactly n, no replacement   | replace one       | 2 S              |
+| Cyclic        | each once in N / n rounds   | add or remove one | S an epoch       |
+| MinSeparation | n, each once in b rounds    | zero out one      | S an epoch       |
+| CyclicPoisson | each once in b rounds or    | add or remove one | S an epoch       |
+|               | not, with b n / N           |                   |                  |
+| Truncated-    | as Poisson, at most B       | zero out one      | S, or 2 S where  |
+| Poisson       |                             |                   | B is exceeded    |
 
 `multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the sum
 moves by 2 S, so that the event has multiplier z / 2. It is a common error to account for a
@@ -14,6 +19,11 @@ epoch of R = floor(N / n) rounds, always R rounds apart, and nothing is amplifie
 setting of DP-FTRL, where the noise may be correlated between rounds (`privacy.correlated_noise`):
 an epoch costs one Gaussian of multiplier z.
 
+With a minimum separation of b rounds, an epoch is b rounds: a client takes part at most once in it,
+and `ceil(T / b)` times in all. Who takes part depends on who took part before, so that without a
+client others would take its place. The guarantee is therefore for a client whose data is replaced
+by nothing (`events.ZeroOut`), and not for one who is absent.
+
 A cohort is a function of (seed, round) alone. Amplification by sampling requires that the adversary
 does not know the seed, and so who took part. With cyclic participation nothing is amplified, but
 the seed is still secret: clients are addressed by index, so that removing one would visibly move
@@ -21,8 +31,9 @@ those after it.
 """
 
 import dataclasses
+import functools
 import hashlib
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import dp_accounting
 import numpy as np
@@ -30,17 +41,21 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.privacy.events import Adjacency
+from jaxpfl.privacy.events import Adjacency, ZeroOut
 
-Sampling = Literal["poisson", "fixed", "cyclic"]
+Sampling = Literal[
+    "poisson", "fixed", "cyclic", "min_separation", "cyclic_poisson", "truncated_poisson"
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class _OfClients(Checked):
-    """The population N and the planned clients per round n: the fields of all three kinds."""
+    """The population N and the planned clients per round n: the fields of all kinds."""
 
     sampling: ClassVar[Sampling]
     adjacency: ClassVar[Adjacency] = "add_or_remove_one"
+    # Whether the rounds of an epoch share a charge, and all rounds one secret draw.
+    in_epochs: ClassVar[bool] = False
 
     population: PositiveInt
     clients_per_round: PositiveInt
@@ -68,8 +83,8 @@ class _OfClients(Checked):
         return float(self.clients_per_round)
 
     def charge_number(self, round: int) -> int:
-        """Returns the number, from 1, of the charge that covers round 1, 2, ..."""
-        return round
+        """Returns the number, from 1, of the charge that covers round 1, 2, ...: of its epoch."""
+        return -(-round // self.rounds_per_epoch) if self.in_epochs else round
 
     def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of another release on the same cohort as an earlier one.
@@ -146,15 +161,12 @@ class Cyclic(_OfClients):
     """
 
     sampling = "cyclic"
+    in_epochs = True
 
     @property
     def denominator(self) -> float:
         """N / R, a public constant: divide a sum by it to get a mean."""
         return self.population / self.rounds_per_epoch
-
-    def charge_number(self, round: int) -> int:
-        """Returns the number of the round's epoch, from 1, whose rounds share one charge."""
-        return -(-round // self.rounds_per_epoch)
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of one charge, which covers an epoch."""
@@ -166,14 +178,194 @@ class Cyclic(_OfClients):
         return np.flatnonzero(places == (round - 1) % cycle)
 
 
-Participation = Poisson | FixedSize | Cyclic
-KINDS: dict[str, type[Participation]] = {"poisson": Poisson, "fixed": FixedSize, "cyclic": Cyclic}
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(_OfClients):
+    """n clients take part, drawn from those who took part in none of the b - 1 rounds before.
+
+    It is how devices check in that wait after each participation (Xu et al. 2023, "Federated
+    Learning of Gboard Language Models with Differential Privacy"). Nothing is amplified.
+
+    Attributes:
+      separation: b, at most N / n, so that there are always n clients to draw from.
+    """
+
+    sampling = "min_separation"
+    adjacency = "zero_out_one"
+    in_epochs = True
+
+    separation: PositiveInt
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        most = self.population // self.clients_per_round
+        if self.separation > most:
+            raise InputError(
+                f"separation must be at most population / clients_per_round = {most}, so that in "
+                f"each round enough clients may take part, found {self.separation}"
+            )
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """b: a client takes part at most once in any b rounds that follow each other."""
+        return self.separation
+
+    def event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one charge, which covers b rounds."""
+        return ZeroOut(dp_accounting.GaussianDpEvent(multiplier))
+
+    def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
+        return self.event(multiplier)
+
+    def sample(self, seed: int, round: int) -> np.ndarray:
+        return _check_ins(self, seed).cohort(round)
 
 
-def of(kind: Sampling, population: int, clients_per_round: int) -> Participation:
-    """Returns the participation that is called "poisson", "fixed" or "cyclic" in a config."""
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson(_OfClients):
+    """Each client has one of b places, and takes part in its round of an epoch with b n / N.
+
+    Places are drawn independently and uniformly, so that they tell nothing of other clients, and
+    stay in all epochs. An epoch costs one Gaussian on a Poisson cohort of rate b n / N, also where
+    the noise of up to b rounds is correlated: what a client adds to C X in one epoch and in another
+    has no row in common (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization",
+    Theorem 4, there for equal parts of fixed clients).
+
+    Attributes:
+      separation: b, at most N / n; the rounds of an epoch.
+    """
+
+    sampling = "cyclic_poisson"
+    in_epochs = True
+
+    separation: PositiveInt
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        if self.separation * self.clients_per_round > self.population:
+            raise InputError(
+                "separation x clients_per_round must be at most the population, "
+                f"{self.population}, found {self.separation} x {self.clients_per_round}"
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """b n / N, within a client's own round of an epoch."""
+        return self.separation * self.clients_per_round / self.population
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        return self.separation
+
+    def event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one charge, which covers an epoch."""
+        gaussian, rate = dp_accounting.GaussianDpEvent(multiplier), self.sampling_rate
+        return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+
+    def sample(self, seed: int, round: int) -> np.ndarray:
+        places = _generator(seed, "place in the epoch").integers(
+            0, self.separation, self.population
+        )
+        draws = _generator(seed, "cyclic poisson cohort", round).random(self.population)
+        own = places == (round - 1) % self.separation
+        return np.flatnonzero(own & (draws < self.sampling_rate))
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoisson(_OfClients):
+    """As `Poisson`; of more than B clients, B take part, drawn uniformly from them.
+
+    So the size of a cohort is bounded. A client may displace another one, which moves the sum by
+    2 S; how often that happens is part of the cost. With B six deviations of the cohort's size
+    above n it costs hardly more than `Poisson`; with two, far more.
+
+    Attributes:
+      at_most: B, at least n.
+    """
+
+    sampling = "truncated_poisson"
+    adjacency = "zero_out_one"
+
+    at_most: PositiveInt
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        if not self.clients_per_round <= self.at_most or self.clients_per_round == self.population:
+            raise InputError(
+                f"at_most must be at least clients_per_round = {self.clients_per_round}, which "
+                f"must be below the population, {self.population}; found {self.at_most}"
+            )
+
+    def event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one charge, which covers a round."""
+        return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+            self.population, self.sampling_rate, self.at_most, multiplier
+        )
+
+    def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
+        # Given what the first release told, another client may be in this one's place.
+        return ZeroOut(dp_accounting.GaussianDpEvent(multiplier / 2))
+
+    def sample(self, seed: int, round: int) -> np.ndarray:
+        draws = _generator(seed, "truncated poisson cohort", round).random(self.population)
+        drawn = np.flatnonzero(draws < self.sampling_rate)
+        if len(drawn) > self.at_most:
+            generator = _generator(seed, "truncated to", round)
+            drawn = np.sort(generator.choice(drawn, self.at_most, replace=False, shuffle=False))
+        return drawn
+
+
+class _CheckIns:
+    """The cohorts of `MinSeparation`, round after round. PRIVATE.
+
+    The next round costs one draw; an earlier one starts again from round 1.
+    """
+
+    def __init__(self, kind: MinSeparation, seed: int) -> None:
+        self._kind, self._seed = kind, seed
+        self._start()
+
+    def _start(self) -> None:
+        # The round in which each client took part last.
+        self._round, self._last_N = 0, np.full(self._kind.population, -self._kind.separation)
+
+    def cohort(self, round: int) -> np.ndarray:
+        if round < self._round:
+            self._start()
+        while self._round < round:
+            self._round += 1
+            ready = np.flatnonzero(self._last_N <= self._round - self._kind.separation)
+            generator = _generator(self._seed, "check-ins", self._round)
+            drawn = generator.choice(
+                len(ready), self._kind.clients_per_round, replace=False, shuffle=False
+            )
+            self._last_N[ready[drawn]] = self._round
+        return np.flatnonzero(self._last_N == round)
+
+
+@functools.lru_cache(maxsize=4)
+def _check_ins(kind: MinSeparation, seed: int) -> _CheckIns:
+    return _CheckIns(kind, seed)
+
+
+Participation = Poisson | FixedSize | Cyclic | MinSeparation | CyclicPoisson | TruncatedPoisson
+KINDS: dict[str, type[Participation]] = {kind.sampling: kind for kind in get_args(Participation)}
+OTHERS = {*KINDS} - {"poisson"}
+
+
+def of(kind: Sampling, population: int, clients_per_round: int, **own: Any) -> Participation:
+    """Returns the participation of this name in a config.
+
+    Args:
+      own: fields that it has beside population and clients per round, such as `separation`; those
+        that are None, which a config leaves out, count as absent.
+    """
     checks.one_of("sampling", kind, tuple(KINDS))
-    return KINDS[kind](population, clients_per_round)
+    names = [field.name for field in dataclasses.fields(KINDS[kind])][2:]
+    for name in sorted(own.keys() | {*names}):
+        if (own.get(name) is None) == (name in names):
+            state = "needs" if name in names else "takes no"
+            raise InputError(f"sampling = {kind!r} {state} {name}, found {own.get(name)}")
+    return KINDS[kind](population, clients_per_round, **{name: own[name] for name in names})
 
 
 def shuffled(cohort: np.ndarray, seed: int, round: int) -> np.ndarray:

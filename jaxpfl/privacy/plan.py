@@ -37,7 +37,7 @@ class Plan(Checked):
       rounds: T.
       clip: how contributions are clipped.
       noise: None for a plan without privacy, which `without_privacy` makes.
-      participation: `Poisson`, `FixedSize` or `Cyclic`, with population and clients per round.
+      participation: one of `privacy.participation`, with population and clients per round.
       delta: of the guarantee, below 1 / N; 0 without noise.
       unit: "client", or "example": then population and clients per round count examples.
       accountant: None = the tightest that supports the rounds; see `privacy.accounting`.
@@ -63,10 +63,12 @@ class Plan(Checked):
 
     def check_fields(self) -> None:
         checks.instance("clip", self.clip, Clip, "a Clip")
-        kinds, hint = Participation, "Poisson, FixedSize or Cyclic"
+        kinds, hint = Participation, "a kind of privacy.participation"
         checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
-        if self.clip.adaptive is not None and self.sampling == "cyclic":
-            raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
+        if self.clip.adaptive is not None and self.participation.in_epochs:
+            raise InputError(
+                f"sampling = {self.sampling!r} needs a constant clip norm: no adaptive_clip"
+            )
         if self.unit == "example" and self.sampling != "poisson":
             raise InputError(
                 "unit = 'example' needs sampling = 'poisson', where each example takes part by "
@@ -91,12 +93,16 @@ class Plan(Checked):
                 "that even publishing a client's data would satisfy it: choose a smaller delta, or "
                 "give the reason in allow_large_delta"
             )
-        if self.correlated and self.sampling != "cyclic":
+        if self.correlated and not self.participation.in_epochs:
             raise InputError(
-                f"noise = {self.noise.kind!r} needs sampling = 'cyclic', where a client "
-                f"takes part once an epoch, found {self.sampling!r}"
+                f"noise = {self.noise.kind!r} needs sampling = 'cyclic', 'min_separation' or "
+                "'cyclic_poisson', where a client takes part at most once an epoch, found "
+                f"{self.sampling!r}"
             )
-        if self.correlated:
+        if self.noise.overlaps:
+            noise = self.noise.fitted(self.rounds, self.participation)
+            object.__setattr__(self, "noise", noise)
+        elif self.correlated:
             from jaxpfl.privacy import correlated_noise
 
             epochs = self.charge_number(self.rounds)
@@ -120,7 +126,7 @@ class Plan(Checked):
         rounds: int,
         clip: Clip,
         participation: Participation,
-        noise: NoiseKind = "independent",
+        noise: NoiseKind | Noise = "independent",
         unit: Unit = "client",
         accountant: Accountant | None = None,
         allow_large_delta: str | None = None,
@@ -132,6 +138,7 @@ class Plan(Checked):
 
         Args:
           epsilon: of this plan, or of its composition with `prior_releases`.
+          noise: its kind, or a `Noise` whose multiplier does not count.
           prior_releases: other releases on the same clients, which must be Gaussians on everyone,
             such as a private Frechet distance. The plan's own `epsilon()` and `statement()` do not
             include them; the ledger states the cost of both.
@@ -145,29 +152,35 @@ class Plan(Checked):
 
         target = checks.positive("epsilon", epsilon)
         checks.instance("clip", clip, Clip, "a Clip")
+        like = dataclasses.replace(
+            noise if isinstance(noise, Noise) else Noise(1.0, noise), multiplier=1.0
+        )
         trial = cls(
             rounds=rounds,
             # An adaptive clip would check the noise multiplier, which is not known yet.
             clip=dataclasses.replace(clip, adaptive=None),
-            noise=Noise(1.0, noise),
+            noise=like,
             participation=participation,
             delta=delta,
             unit=unit,
             accountant=accountant,
             allow_large_delta=allow_large_delta,
         )
+        assert trial.noise is not None
+        like = trial.noise  # with its strategy
         prior = [] if prior_releases is None else [prior_releases]
         if prior_releases is not None:
             trial._check_prior_releases(prior_releases, target)
 
         def composed_guarantee(z: float) -> Guarantee:
-            alone = dataclasses.replace(trial, noise=Noise(z, noise)).guarantee()
+            scaled = dataclasses.replace(like, multiplier=z)
+            alone = dataclasses.replace(trial, noise=scaled).guarantee()
             return dataclasses.replace(
                 alone, event=dp_accounting.ComposedDpEvent([*prior, alone.event])
             )
 
         z = smallest_multiplier(composed_guarantee, target)
-        return dataclasses.replace(trial, noise=Noise(z, noise), clip=clip)
+        return dataclasses.replace(trial, noise=dataclasses.replace(like, multiplier=z), clip=clip)
 
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
         for leaf in events.counts(prior):
@@ -389,6 +402,7 @@ class Plan(Checked):
             "adaptive_clip": self.clip.adaptive and dataclasses.asdict(self.clip.adaptive),
             "noise_multiplier": self.noise_multiplier,
             "noise": "independent" if self.noise is None else self.noise.kind,
+            **({"blt": dataclasses.asdict(blt)} if (blt := self.noise and self.noise.blt) else {}),
             "delta": self.delta,
             "accountant": self.accountant,
             "private": self.private,
@@ -404,13 +418,21 @@ class Plan(Checked):
         try:
             adaptive, simulates = fields["adaptive_clip"], fields.get("simulates")
             adaptive = AdaptiveClip(**adaptive) if adaptive else None
-            noise = (fields["noise_multiplier"], fields["noise"])
+            blt = None
+            if fields.get("blt"):
+                from jaxpfl.privacy.strategies import BufferedToeplitz
+
+                blt = BufferedToeplitz(**fields["blt"])
+            noise = (fields["noise_multiplier"], fields["noise"], blt)
             return cls(
                 rounds=fields["rounds"],
                 clip=Clip(fields["clip_norm"], adaptive),
                 noise=Noise(*noise) if fields["private"] else None,
                 participation=participation.of(
-                    fields["sampling"], fields["population"], fields["clients_per_round"]
+                    fields["sampling"],
+                    fields["population"],
+                    fields["clients_per_round"],
+                    **{name: fields.get(name) for name in ("separation", "at_most")},
                 ),
                 delta=fields["delta"],
                 unit=fields["unit"],

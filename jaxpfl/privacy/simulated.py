@@ -69,11 +69,11 @@ class LargerPopulation(Checked):
                     f"simulated.{name} must be at least that of the run, {here}, found {there}: "
                     "what is simulated is a larger population"
                 )
-        if participation.sampling == "cyclic":
+        if participation.sampling not in ("poisson", "fixed"):
             raise InputError(
-                "sampling = 'cyclic' (DP-FTRL) cannot be simulated by fewer clients, found a "
-                "larger population: how often a client takes part, and so how noise is correlated "
-                "between rounds, follows from population / clients_per_round"
+                f"sampling = {participation.sampling!r} cannot be simulated by fewer clients, "
+                "found a larger population: how often a client takes part, or is left out, does "
+                "not scale with population / clients_per_round"
             )
         if adaptive is not None and adaptive.indicator_noise is not None:
             raise InputError(

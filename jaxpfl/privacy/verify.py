@@ -33,8 +33,7 @@ Cost = Callable[[float], float]
 
 _ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)])
 DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
-_LARGE = 0.01
-"""A delta that only the plan of a query can allow."""
+_LARGE = 0.01  # a delta that only the plan of a query can allow
 
 # The possible names of an epsilon, and the forms in which a statement has it.
 _NAMED = re.compile(r"\beps|epsilon|[\u025b\u03b5\u03f5]", re.IGNORECASE)
@@ -46,6 +45,7 @@ _WITHOUT = re.compile(
 )
 _SELECTED = "repeated_and_selected"
 _FIXED = "sampled_without_replacement"  # the only event whose adjacency is to replace one
+_ZEROED = {"zero_out", "zero_concentrated", "truncated_poisson"}  # where it is to zero one
 _FIELDS = {
     "certificate": {
         "str": "format seal stamp statement system",
@@ -76,7 +76,7 @@ class Unfit(Exception):
 
 def cost_of(charges: Sequence[Any]) -> Cost:
     """`(delta) -> epsilon` of charges together: an upper bound, infinite if one has no noise."""
-    adjacency = dp.NeighboringRelation[_adjacency_of(charges).upper()]
+    replaced = _adjacency_of(charges) == "replace_one"
     leaves = Counter(_release(charge["event"]) for charge in charges).items()
     kinds = {type(leaf) for leaf, _ in leaves}
     if dp.NonPrivateDpEvent in kinds:
@@ -85,13 +85,15 @@ def cost_of(charges: Sequence[Any]) -> Cost:
         # They are together one, of shift / noise = mu.
         mu = math.sqrt(sum(n / leaf.noise_multiplier**2 for leaf, n in leaves))
         return lambda delta: float(dp.get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
-    if kinds <= {dp.GaussianDpEvent, dp.PoissonSampledDpEvent}:
+    cut = dp.TruncatedSubsampledGaussianDpEvent
+    if kinds <= {dp.GaussianDpEvent, dp.PoissonSampledDpEvent, cut}:
         fine, least = zip(*(_steps(leaf, n) for leaf, n in leaves), strict=True)
         losses = dp.pld.PLDAccountant(value_discretization_interval=max(min(fine), *least))
         for leaf, n in leaves:
             losses.compose(leaf, n)
         return losses.get_epsilon
-    total: Any = sum(n * _renyi(leaf, adjacency) for leaf, n in leaves)
+    relation = dp.NeighboringRelation["REPLACE_ONE" if replaced else "ADD_OR_REMOVE_ONE"]
+    total: Any = sum(n * _renyi(leaf, relation) for leaf, n in leaves)
     return lambda delta: float(dp.rdp.compute_epsilon([*_ORDERS], [*total], delta)[0])
 
 
@@ -99,7 +101,8 @@ def _adjacency_of(charges: Sequence[Any]) -> str:
     """The adjacency of all charges with noise; without any, add-or-remove-one."""
     types = {kind for charge in charges for kind in _types(charge["event"])} - {"non_private"}
     need(_FIXED not in types or len(types) == 1, "has two adjacencies, with no common epsilon")
-    return "replace_one" if _FIXED in types else "add_or_remove_one"
+    others = "zero_out_one" if types & _ZEROED else "add_or_remove_one"
+    return "replace_one" if _FIXED in types else others
 
 
 def _types(event: Any) -> set[str]:
@@ -108,11 +111,11 @@ def _types(event: Any) -> set[str]:
     return {part["event"]["type"] for part in parts} or {event["type"]}
 
 
-def _renyi(leaf: Any, adjacency: Any) -> Any:
+def _renyi(leaf: Any, relation: Any) -> Any:
     """The Renyi divergences of a release, or of a run that is selected from, at `_ORDERS`."""
     match leaf:
         case dp.dp_event.RepeatAndSelectDpEvent(dp.ComposedDpEvent(runs), mean, shape):
-            one: Any = sum(run.count * _renyi(run.event, adjacency) for run in cast(Any, runs))
+            one: Any = sum(run.count * _renyi(run.event, relation) for run in cast(Any, runs))
             selected = dp.rdp.rdp_privacy_accountant._compute_rdp_repeat_and_select
             return np.asarray(selected([*_ORDERS], [*one], mean, shape))
         case dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)) if z > 1e-3:
@@ -122,7 +125,7 @@ def _renyi(leaf: Any, adjacency: Any) -> Any:
             log_P = -(x**2) / (2 * z**2) - math.log(30 * math.sqrt(2 * math.pi))
             sums = [np.logaddexp.reduce(order * loss + log_P) for order in _ORDERS]
             return np.maximum(sums, 0.0) / (_ORDERS - 1)
-    account = dp.rdp.RdpAccountant([*_ORDERS], adjacency)
+    account = dp.rdp.RdpAccountant([*_ORDERS], relation)
     account.compose(leaf)
     # Bounds of integer noise are proven at whole orders. Between them (order - 1) times the
     # divergence is convex, so a chord bounds it: it lies so far above the parabola.
@@ -145,6 +148,12 @@ def _release(event: Any) -> Any:
             rho, 1e-30, 1e30
         ) and _within(xi, 0, 1e30):
             return dp.ZCDpEvent(rho, xi)
+        case {"type": "zero_out", "event": {"type": "gaussian"} as noise}:
+            return _release(noise)
+        case {"type": "truncated_poisson", "population": of, "at_most": n, **rest}:
+            q, z = rest["probability"], _release({**rest, "type": "gaussian"}).noise_multiplier
+            need(type(n) is type(of) is int and 0 < n and 0 < q < 1, f"cuts to {quoted(n)}")
+            return dp.TruncatedSubsampledGaussianDpEvent(of, q, n, z)
         case {"type": "gaussian", "noise_multiplier": z} if _within(z, 1e-12, 1e12):
             return dp.GaussianDpEvent(z)
         # To sample everyone is not to sample.
@@ -276,7 +285,13 @@ def _event_of(plan: dict[str, Any]) -> dict[str, Any]:
         return {"type": "non_private"}
     if fixed:
         return {"type": _FIXED, "population": of, "clients": n, "event": noise}
-    if plan["sampling"] == "poisson" and n != of:
+    if plan["sampling"] == "truncated_poisson":
+        cut = {"population": of, "probability": n / of, "at_most": plan["at_most"]}
+        return {"type": "truncated_poisson", **cut, "noise_multiplier": plan["noise_multiplier"]}
+    if plan["sampling"] == "min_separation":
+        return {"type": "zero_out", "event": noise}
+    n *= plan["separation"] if plan["sampling"] == "cyclic_poisson" else 1
+    if plan["sampling"] in ("poisson", "cyclic_poisson") and n != of:
         return {"type": "poisson_sampled", "probability": n / of, "event": noise}
     return noise
 

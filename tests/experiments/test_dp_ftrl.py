@@ -6,10 +6,14 @@ import optax
 import pytest
 
 import jaxpfl as jp
+from jaxpfl.experiments.engine.build import build_plan, with_strategy
 from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.experiments.registry import load
 from jaxpfl.federated.release import identity, prepared_query
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.strategies import BufferedToeplitz
 from tests.algorithms.systems import CLIENT, SERVER, Linear, numbers
+from tests.experiments import conftest as studies
 from tests.faults.runs import in_round
 from tests.plans import flat_plan
 from tests.refusals import refusal
@@ -18,9 +22,10 @@ from tests.trees import assert_same
 
 def algorithm(noise, client=None):
     """Epochs of three rounds."""
+    own = {"sampling": "min_separation", "separation": 3} if noise in ("blt", "tree") else {}
     plan = flat_plan(
         population=12, clients_per_round=4, rounds=7, clip_norm=0.3, noise_multiplier=1.5,
-        delta=1e-3, sampling="cyclic", noise=noise,
+        delta=1e-3, noise=noise, **{"sampling": "cyclic"} | own,
     )  # fmt: skip
     settings = dict(client=client or CLIENT, server=SERVER, plan=plan)
     cohort = jp.CohortSpec(4, 4, clients_per_bucket=4)
@@ -41,9 +46,12 @@ def _charged(path):
     return [(charge.round, charge.label) for charge in Ledger.read(path).charges]
 
 
-def test_run_charges_an_epoch_at_its_first_round_and_begins_none_that_cannot_be_paid(tmp_path):
+@pytest.mark.parametrize("noise", ["banded", "blt"])
+def test_run_charges_an_epoch_at_its_first_round_and_begins_none_that_cannot_be_paid(
+    tmp_path, noise
+):
     """TRUST 30: two epochs fit, the third does not; six rounds were run."""
-    made = algorithm("banded")
+    made = algorithm(noise)
     plan = made.queries[0].plan
     result = run(tmp_path, "run", made)
     assert _charged(tmp_path / "run.jsonl") == [(1, "fed_avg"), (4, "fed_avg"), (7, "fed_avg")]
@@ -72,7 +80,7 @@ def begun(tmp_path):
     return to_round_5
 
 
-@pytest.mark.parametrize("noise", ["banded", "exact_banded"])
+@pytest.mark.parametrize("noise", ["banded", "exact_banded", "blt", "tree"])
 def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, begun, noise):
     """TRUST 33: it is made again by address; with anything else changed it is refused."""
     go_on = begun(noise)
@@ -127,3 +135,22 @@ def test_with_independent_noise_a_change_costs_the_whole_epoch_again(tmp_path, b
     spent = Ledger.read(tmp_path / "parts.jsonl")
     assert {repr(charge.event) for charge in spent.charges} == {repr(plan.charge_event())}
     assert spent.spent(1e-3) > plan.epsilon() * 1.05
+
+
+def test_a_config_is_written_with_the_coefficients_of_its_noise(tmp_path):
+    """And resumed with those: what another version finds does not count."""
+    overrides = ["--privacy.sampling", "min_separation", "--privacy.separation", "2"]
+    studies.write_lines(tmp_path / "public.jsonl", studies.NEAR, 40, 5)
+    path = tmp_path / "config.yaml"
+    path.write_text(studies.TINY.format(folder=tmp_path, method="fed_avg"))
+    config = load(path, [*overrides, "--privacy.noise", "blt"])
+    found = with_strategy(config)
+    rounds = config.training.rounds
+    assert config.privacy.blt is None
+    assert found.privacy.blt == BufferedToeplitz.best(rounds, 2)
+    own = BufferedToeplitz((0.5,), (0.25,))
+    kept = load(path, [*overrides, "--privacy.noise", "blt", "--privacy.blt.decays", "[0.5]",
+                       "--privacy.blt.scales", "[0.25]"])  # fmt: skip
+    assert with_strategy(kept) == kept and kept.privacy.blt == own
+    plan = build_plan(kept.privacy, kept.training, 60)
+    assert plan.noise.blt == own

@@ -21,6 +21,10 @@ def fixed(population, clients, z):
     return dp_accounting.SampledWithoutReplacementDpEvent(population, clients, GAUSSIAN(z))
 
 
+def truncated(population, q, at_most, z):
+    return dp_accounting.TruncatedSubsampledGaussianDpEvent(population, q, at_most, z)
+
+
 ROUND, OTHER, EVERYONE, FIXED = (
     poisson(0.05, 1.5),
     poisson(0.2, 4.0),

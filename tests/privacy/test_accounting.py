@@ -199,7 +199,7 @@ def test_composition_counts_every_part_and_no_order():
 def test_sampler_and_adjacency_must_match():
     """TRUST 13: no epsilon for a contradiction."""
     rounds = fixed(100, 10, 1.0)
-    with pytest.raises(InputError, match="add_or_remove_one only"):
+    with pytest.raises(InputError, match="add_or_remove_one or zero_out_one only"):
         accounting.epsilon(poisson(1.0, 0.1), 1e-5, "rdp", "replace_one")
     with pytest.raises(InputError, match="replace_one only"):
         accounting.epsilon(rounds, 1e-5, "rdp", "add_or_remove_one")

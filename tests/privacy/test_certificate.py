@@ -18,7 +18,8 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl import files
-from jaxpfl.privacy import Ledger, accounting, certificate, events, verify
+from jaxpfl.privacy import Ledger, accounting, certificate, events, participation, verify
+from tests.plans import OWN
 from tests.privacy.ledgers import (
     ASKED,
     CLIENTS,
@@ -33,6 +34,7 @@ from tests.privacy.ledgers import (
     five_rounds,
     fixed,
     poisson,
+    truncated,
 )
 
 DELTA = 1e-5
@@ -136,6 +138,9 @@ def test_the_verifier_needs_dp_accounting_alone():
         [(poisson(0.001, 0.8), 2_000)],
         [(poisson(0.3, 5.0), 10), (GAUSSIAN(4.0), 1)],
         [(poisson(0.02, 1.0), 50), (poisson(0.1, 3.0), 5)],
+        [(truncated(1_000, 0.05, 70, 1.5), 20), (poisson(0.02, 1.0), 5)],
+        [(truncated(100, 0.1, 12, 2.0), 5)],
+        [(events.ZeroOut(GAUSSIAN(2.0)), 5), (poisson(0.02, 1.0), 5)],
         [(fixed(1_000, 10, 0.5), 30)],
         [(dp_accounting.ZCDpEvent(0.01, 1e-6), 10), (GAUSSIAN(8.0), 3)],
     ],
@@ -143,21 +148,25 @@ def test_the_verifier_needs_dp_accounting_alone():
 )
 def test_epsilons_are_those_of_the_library_at_every_delta(parts):
     """By the verifier's own code; a tenth of a percent apart at most."""
-    total = dict(parts)
     found = verify.cost_of(
         [{"event": events.to_json(e)} for e, times in parts for _ in range(times)]
     )
-    accountant, adjacency = accounting.default_accountant(total), events.adjacency(parts[0][0])
+    adjacency = events.adjacency(dp_accounting.ComposedDpEvent([event for event, _ in parts]))
+    total = events.counts(
+        dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(*part) for part in parts])
+    )
+    accountant = accounting.default_accountant(total)
     for delta in (1e-2, 1e-5, 1e-9):
         expected = accounting.epsilon_of_counts(total, delta, accountant, adjacency)
         assert found(delta) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", [jp.Poisson, jp.FixedSize, jp.Cyclic])
+@pytest.mark.parametrize("kind", participation.KINDS)
 def test_a_plan_costs_what_the_verifier_says(kind):
-    plan = dataclasses.replace(PLAN, participation=kind(40, 4))
+    taken = participation.of(kind, 40, 4, **OWN.get(kind, {}))
+    plan = dataclasses.replace(PLAN, participation=taken)
     assert verify._event_of(plan.to_dict()) == events.to_json(plan.charge_event())
-    plain = jp.Plan.without_privacy(rounds=1, participation=kind(40, 4))
+    plain = jp.Plan.without_privacy(rounds=1, participation=taken)
     assert verify._event_of(plain.to_dict()) == events.to_json(plain.charge_event())
 
 

@@ -6,11 +6,11 @@ import math
 import dp_accounting
 import pytest
 
-from jaxpfl.privacy import Guarantee, Ledger, accounting, confirmation, guarantee_of
+from jaxpfl.privacy import Guarantee, Ledger, accounting, confirmation, events, guarantee_of
 from jaxpfl.privacy.certificate import certificate
 from jaxpfl.privacy.ledger import Charge, together
 from tests.plans import FIELDS, flat_plan
-from tests.privacy.ledgers import CLIENTS, GAUSSIAN, charge, fixed, poisson
+from tests.privacy.ledgers import CLIENTS, GAUSSIAN, charge, fixed, poisson, truncated
 from tests.refusals import refusal
 
 
@@ -59,8 +59,13 @@ EVENTS = {
     "Poisson rounds of two kinds": [poisson(0.05, 1.5)] * 9 + [poisson(0.3, 4.0), GAUSSIAN(8.0)],
     "fixed-size rounds of two kinds": [fixed(100, 10, 2.0)] * 3 + [fixed(100, 20, 3.0)],
     "a fixed-size round, replayed": [fixed(100, 10, 2.0), fixed(100, 100, 2.0)],
+    "truncated Poisson rounds, and others": [truncated(1000, 0.05, 70, 1.5)] * 9 + [GAUSSIAN(8.0)],
+    "rounds that are often cut": [truncated(100, 0.1, 12, 2.0)] * 5,
     "secure sums": [dp_accounting.ZCDpEvent(0.02, 1e-3), GAUSSIAN(8.0)],
 }
+
+
+EVENTS_FIXED = fixed(100, 10, 2.0)
 
 
 def second_accountant(monkeypatch, factor: float) -> None:
@@ -101,6 +106,32 @@ def test_a_looser_bound_only_checks(accountant, monkeypatch):
     monkeypatch.setitem(accounting.ACCOUNTANTS, "rdp", planted)
     refusal(found.epsilon, "disagree")
     accounting._epsilon.cache_clear()
+
+
+def test_what_holds_for_a_zeroed_client_is_never_said_of_an_absent_one(tmp_path):
+    """With releases under add-or-remove the sum is under zero-out; the reverse is refused."""
+    plan = flat_plan(**FIELDS, sampling="min_separation", separation=3)
+    zeroed = plan.charge_event()
+    assert "adjacency = zero out one client" in plan.statement()
+    assert events.from_json(events.to_json(zeroed)) == zeroed
+    both = Guarantee.of_events([poisson(0.05, 1.5), zeroed], 1e-5)
+    assert both.adjacency == "zero_out_one"
+    # The numbers are those of a Gaussian on everyone.
+    same = Guarantee.of_events([poisson(0.05, 1.5), GAUSSIAN(2.0)], 1e-5)
+    assert (both.epsilon(), same.adjacency) == (same.epsilon(), "add_or_remove_one")
+    for other in ("add_or_remove_one", "replace_one"):
+        refusal(lambda other=other: dataclasses.replace(both, adjacency=other), other)
+    refusal(
+        lambda: events.adjacency(dp_accounting.ComposedDpEvent([EVENTS_FIXED, zeroed])), "mixes"
+    )
+    with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
+        charge(ledger, 1, poisson(0.05, 1.5))
+        assert ledger.adjacency == "add_or_remove_one"
+        charge(ledger, 2, zeroed)
+        assert ledger.adjacency == "zero_out_one"
+        refusal(lambda: charge(ledger, 3, EVENTS_FIXED), "no common epsilon")
+        charge(ledger, 3, poisson(0.05, 1.5))
+    assert Ledger.read(tmp_path / "ledger.jsonl").adjacency == "zero_out_one"
 
 
 def test_a_mixture_that_one_accountant_supports_says_so():

@@ -17,8 +17,9 @@ from jaxpfl.privacy import (
     Plan,
     accounting,
     events,
+    participation,
 )
-from tests.plans import FIELDS, TARGET, flat_calibrated, flat_plan, flat_without_privacy
+from tests.plans import FIELDS, OWN, TARGET, flat_calibrated, flat_plan, flat_without_privacy
 from tests.privacy.ledgers import fixed, poisson
 from tests.refusals import refusal
 
@@ -53,7 +54,7 @@ REFUSED = {
     "a delta above 1": (lambda: planned(delta=1.001, allow_large_delta="a figure"), "delta"),
     "another sampling": (lambda: planned(sampling="Poisson"), "sampling one of 'poisson'"),
     "no sampling": (lambda: planned(sampling=None), "sampling one of '"),
-    "another noise": (lambda: planned(noise="tree"), "noise one of '"),
+    "another noise": (lambda: planned(noise="forest"), "noise one of '"),
     "another accountant": (lambda: planned(accountant="prv"), "accountant one of '"),
     "no noise": (lambda: dataclasses.replace(planned(), noise=None), "without_privacy"),
     "PLD": (lambda: planned(sampling="fixed", accountant="pld"), "PLD fixed-size cohorts"),
@@ -213,14 +214,14 @@ def test_a_plan_of_examples_says_so():
     assert "unit = example, adjacency = add or remove one example" in statement
 
 
-KINDS = ["poisson", "fixed", "cyclic"]
+KINDS = [*participation.KINDS]
 
 
 @pytest.mark.parametrize("sampling", KINDS)
 @pytest.mark.parametrize("round", [0, -1, 11, 1.0, True, "1"])
 def test_a_round_that_was_not_planned_is_refused(sampling, round):
     """TRUST 13: a plan for 10 rounds serves no 11th, whoever takes part."""
-    plan = planned(sampling=sampling)
+    plan = planned(sampling=sampling, **OWN.get(sampling, {}))
     for use in (plan.check_round, plan.charge_number, lambda round: plan.sample(0, round)):
         refusal(lambda use=use: use(round), "round must")
     for number in (1, 10):
@@ -230,11 +231,14 @@ def test_a_round_that_was_not_planned_is_refused(sampling, round):
 @pytest.mark.parametrize("sampling", KINDS)
 def test_charges_of_all_rounds_are_what_the_plan_costs(sampling):
     """TRUST 29: a charge for every number, whatever number of rounds was made."""
-    plan = flat_plan(**FIELDS | {"clients_per_round": 300}, sampling=sampling)
+    # Epochs of three rounds.
+    own = OWN.get(sampling, {})
+    plan = flat_plan(**FIELDS | {"clients_per_round": 300}, sampling=sampling, **own)
+    epochs = plan.participation.in_epochs
     for rounds in range(1, 11):
         numbers = {plan.charge_number(round) for round in range(1, rounds + 1)}
         assert numbers == set(range(1, len(numbers) + 1))
-        assert len(numbers) == (-(-rounds // 3) if sampling == "cyclic" else rounds)
+        assert len(numbers) == (-(-rounds // 3) if epochs else rounds)
         event = dp_accounting.SelfComposedDpEvent(plan.charge_event(), len(numbers))
         assert event == plan.event(rounds)
 
@@ -242,13 +246,15 @@ def test_charges_of_all_rounds_are_what_the_plan_costs(sampling):
 def test_a_second_release_on_one_cohort_costs_a_gaussian_on_everyone():
     """Not amplified: z under add-or-remove-one, z / 2 under replace-one."""
     gaussian = dp_accounting.GaussianDpEvent
-    for sampling, z in (("poisson", 2.0), ("cyclic", 2.0), ("fixed", 1.0)):
-        plan = flat_plan(**FIELDS, sampling=sampling)
+    for sampling in KINDS:
+        plan = flat_plan(**FIELDS, sampling=sampling, **OWN.get(sampling, {}))
+        z = 1.0 if sampling in ("fixed", "truncated_poisson") else 2.0
         event = plan.released_again_event()
         assert events.counts(event) == {gaussian(z): 1}
         # The ledger of these rounds takes it.
         both = dp_accounting.ComposedDpEvent([plan.charge_event(), event])
         assert events.adjacency(both) == plan.guarantee().adjacency
+        assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])

@@ -163,12 +163,12 @@ def test_with_fine_steps_a_sum_costs_what_gaussian_noise_costs():
 def test_its_cost_composes_with_other_releases():
     event = SECURE.event(1_000)
     assert events.from_json(events.to_json(event)) == event
-    alone = Guarantee(event, 1e-6, accountant="rdp")
+    alone = Guarantee(event, 1e-6, adjacency="zero_out_one", accountant="rdp")
     assert "RDP" in alone.statement() and "zero out one client" in alone.statement()
     assert alone.confirmed_epsilon() == pytest.approx(alone.epsilon(), rel=1e-9)
-    refusal(Guarantee(event, 1e-6, accountant="pld").epsilon, "PLD")
-    replaced = Guarantee(event, 1e-6, adjacency="replace_one", accountant="rdp")
-    refusal(replaced.epsilon, "replace_one")
+    refusal(dataclasses.replace(alone, accountant="pld").epsilon, "PLD")
+    for other in ("replace_one", "add_or_remove_one"):
+        refusal(lambda other=other: dataclasses.replace(alone, adjacency=other), other)
     twice = Guarantee.of_events([event, event], 1e-6)
     assert twice.accountant == "rdp" and alone.epsilon() < twice.epsilon()
 

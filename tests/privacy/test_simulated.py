@@ -82,7 +82,7 @@ def test_the_ledger_is_charged_what_the_release_costs_and_names_the_simulation(t
         (
             larger(participation=jp.Cyclic(1_000_000, 2_000)),
             jp.Cyclic(40, 8),
-            r"\(DP-FTRL\) cannot be simulated by fewer clients",
+            "'cyclic' cannot be simulated by fewer clients",
         ),
         (larger(), jp.FixedSize(40, 8), "needs a plan with noise and sampling = 'fixed'"),
         (jp.Plan.without_privacy(rounds=1, participation=jp.Poisson(9, 9)), HERE, "without noise"),

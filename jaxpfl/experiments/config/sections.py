@@ -20,6 +20,7 @@ from jaxpfl.models.resnet import ResNet
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import NoiseKind
 from jaxpfl.privacy.participation import Sampling
+from jaxpfl.privacy.strategies import BufferedToeplitz
 from jaxpfl.text.tokenisers.characters import VOCAB_SIZE
 
 WRITTEN = "written"
@@ -131,8 +132,13 @@ class PrivacyConfig(Checked):
       clip_norm: L2 bound of one client's update; under adaptive clipping, the initial bound.
       adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
       sampling: which clients take part in a round, see `privacy.participation`.
+      separation: a client takes part at most once in so many rounds, with `sampling:
+        min_separation` or `cyclic_poisson`.
+      at_most: clients of a cohort, with `sampling: truncated_poisson`.
       noise: "exact" is drawn and added in whole numbers (`privacy.exact_noise`); "banded" is
-        DP-FTRL's, correlated between rounds, and needs `sampling: cyclic`; "exact_banded" is both.
+        DP-FTRL's, correlated between rounds, and needs `sampling: cyclic` or `min_separation`;
+        "exact_banded" is both; "blt" and "tree" need `min_separation`.
+      blt: the coefficients of `noise: blt`; None finds them, and they are written with the run.
       accountant: None takes PLD where it supports the mechanism, else RDP.
       ledger: the file to charge; None means `ledger.jsonl` in the run directory. Runs on one
         population that share a budget name the same file.
@@ -147,7 +153,10 @@ class PrivacyConfig(Checked):
     adaptive: bool = False
     target_quantile: OpenFraction = 0.5
     sampling: Sampling = "poisson"
+    separation: PositiveInt | None = None
+    at_most: PositiveInt | None = None
     noise: NoiseKind = "independent"
+    blt: BufferedToeplitz | None = None
     accountant: Accountant | None = None
     ledger: str | None = None
     budget_epsilon: Positive | None = None

@@ -34,6 +34,7 @@ from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.simulated import LargerPopulation
+from jaxpfl.privacy.strategies import BufferedToeplitz
 from jaxpfl.text.columns import texts_of
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -100,7 +101,13 @@ def build_plan(
     `privacy.epsilon` covers the run's `prior_releases` on them, too; the section is for the larger
     population that is `simulated`, if one is.
     """
-    sampled = participation.of(privacy.sampling, population, training.clients_per_round)
+    sampled = participation.of(
+        privacy.sampling,
+        population,
+        training.clients_per_round,
+        separation=privacy.separation,
+        at_most=privacy.at_most,
+    )
     if simulated is not None:
         if not privacy.private:
             raise InputError("simulated must be absent where privacy.private is false")
@@ -123,11 +130,27 @@ def build_plan(
         "accountant": privacy.accountant,
     }
     if privacy.noise_multiplier is not None:
-        return Plan(noise=Noise(privacy.noise_multiplier, privacy.noise), **shared)
+        noise = Noise(privacy.noise_multiplier, privacy.noise, privacy.blt)
+        return Plan(noise=noise, **shared)
     assert privacy.epsilon is not None
+    noise = Noise(1.0, privacy.noise, privacy.blt)
     return Plan.calibrated(
-        epsilon=privacy.epsilon, noise=privacy.noise, prior_releases=prior_releases, **shared
+        epsilon=privacy.epsilon, noise=noise, prior_releases=prior_releases, **shared
     )
+
+
+def with_strategy(config: Any) -> Any:
+    """The config of any system with the coefficients of its noise, if that is a BLT's.
+
+    A run writes it, and is resumed with what it has written.
+    """
+    privacy = getattr(config, "privacy", None)
+    if not isinstance(privacy, sections.PrivacyConfig) or privacy.noise != "blt" or privacy.blt:
+        return config
+    if privacy.separation is None:
+        return config  # The plan refuses it.
+    blt = BufferedToeplitz.best(config.training.rounds, privacy.separation)
+    return dataclasses.replace(config, privacy=dataclasses.replace(privacy, blt=blt))
 
 
 def build_algorithm(

@@ -119,6 +119,9 @@ class Game:
                     f"plans that are audited together must share {name}, found {values}"
                 )
         first = self.plans[0]
+        if first.sampling not in ("poisson", "fixed", "cyclic"):
+            known = "'poisson', 'fixed' or 'cyclic'"
+            raise InputError(f"an audit needs sampling {known}, found {first.sampling!r}")
         if self.canaries > first.population:
             raise InputError(
                 f"canaries must be at most the population, {first.population}, found "

@@ -58,7 +58,7 @@ class Identity(NamedTuple):
           run: the run's identity: `described`, the run's name and the query's label.
           question: a digest of broadcast and clip norm, and of the clients' states.
         """
-        if plan.sampling == "cyclic":
+        if plan.participation.in_epochs:
             # A client has the same place in all epochs.
             return cls(f"{run} {plan.charge_number(round)}", f"{run} {round}", run, run)
         plan.check_round(round)

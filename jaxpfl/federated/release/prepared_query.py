@@ -79,7 +79,7 @@ class PreparedQuery:
     content: str
     broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
-    noise: Any = None  # `correlated_noise.NoiseStream`, once one is drawn
+    noise: Any = None  # `buffered_noise.stream_of`, once one is drawn
     _slots: list[np.ndarray] = field(default_factory=list)  # each bucket's clients
 
     @classmethod
@@ -196,10 +196,9 @@ class PreparedQuery:
         shared = None
         if plan.correlated:
             if self.noise is None:
-                from jaxpfl.privacy.correlated_noise import NoiseStream
+                from jaxpfl.privacy.buffered_noise import stream_of
 
-                root = key_from_words(work.shared)
-                self.noise = NoiseStream(plan.bands, root, door.coordinates, plan.exact)
+                self.noise = stream_of(plan, key_from_words(work.shared), door.coordinates)
             shared = self.noise.noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
         clip_norm, train, shared = put((work.clip_norm, work.train, shared), everywhere)

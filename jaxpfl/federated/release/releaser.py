@@ -310,7 +310,7 @@ class Releaser(AbstractContextManager["Releaser"]):
             plan.charge_event(),
             self._label(query),
             run=self.run,
-            round=first_round if plan.sampling == "cyclic" else round,
+            round=first_round if plan.participation.in_epochs else round,
             identity=self._secret.digest("charge", identity.charge),
             query=prepared.ledger_entry,
         )
@@ -319,7 +319,7 @@ class Releaser(AbstractContextManager["Releaser"]):
         self, query: Query, identity: Identity, question: str, round: int
     ) -> None:
         """Records what a round of an epoch asks, and refuses another question in this round."""
-        if query.plan.sampling != "cyclic":
+        if not query.plan.participation.in_epochs:
             return  # The question is part of the identity.
         key = self._secret.digest("asked", identity.release)
         recorded = self.ledger.recorded(key)

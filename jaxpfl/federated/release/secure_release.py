@@ -102,7 +102,7 @@ def secure_release(
         Releaser(clients, opened, secret, run=run).charge_secure_sum(prepared, event)
         total_P = secure.add(_messages(prepared, program, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
-    cost = Guarantee(event, delta, accountant="rdp")
+    cost = Guarantee(event, delta, "client", "zero_out_one", "rdp")
     overflow = f"; a sum overflows with probability {secure.overflow_probability(width):.1g}"
     value = cut(secure.value(total_P), prepared.door.contribution, np.reshape)
     return OneRelease(value, cost.statement() + overflow, total.statement())

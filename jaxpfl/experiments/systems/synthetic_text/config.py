@@ -22,6 +22,7 @@ from jaxpfl.experiments.config.published import (
     PublishedModelConfig,
     RemoteGeneratorConfig,
 )
+from jaxpfl.privacy.participation import OTHERS
 from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.cut import Cut
 
@@ -434,9 +435,9 @@ class SyntheticTextConfig(Checked):
         cohorts = f"method {method!r}, which draws a new cohort for every release"
         for name, refused, allowed, where in (
             ("epsilon", once and privacy.private and [None], "given", look),
-            ("sampling", once and ["fixed", "cyclic"], "'poisson'", look),
+            ("sampling", once and OTHERS, "'poisson'", look),
             ("accountant", once and ["rdp"], "absent or 'pld'", look),
-            ("sampling", asking and ["cyclic"], "'poisson' or 'fixed'", cohorts),
+            ("sampling", asking and OTHERS - {"fixed"}, "'poisson' or 'fixed'", cohorts),
             ("adaptive", asking and [True], "false", f"{cohorts}, with the same clip norm"),
             (
                 "noise",
@@ -445,6 +446,5 @@ class SyntheticTextConfig(Checked):
                 f"method {method!r}: only the rounds of 'fed_avg' add up to one model",
             ),
         ):
-            found = getattr(privacy, name)
-            if refused and found in refused:
+            if refused and (found := getattr(privacy, name)) in refused:
                 raise InputError(f"privacy.{name} must be {allowed} with {where}, found {found!r}")
