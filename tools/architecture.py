@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "jaxpfl"
 
 MOST_LINES = 450
+# What people copy to another machine is one file.
+LONGER = {"jaxpfl/privacy/verify.py": 500}
 MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. What adds says here what for.
 MOST_IN_TREE = {
@@ -33,11 +35,12 @@ MOST_IN_TREE = {
     # 585 for measures and audits; 80 for tokenisers of folders without tokenizer.json; 430 for
     # tables and 350 for pictures, LEAF and optimisers as people have them; 230 for environments
     # that fail; 620 for what trained models predict; 250 for several embedders; 180 for counts of
-    # words.
-    "jaxpfl": (53_885, 35_206),
-    "tests": (47_216, 36_173),
-    "benchmarks": (12_350, 8_944),
-    "tools": (3_428, 2_524),
+    # words; 800 for training bias, slices and random examples; 760 for mechanisms of deployments;
+    # 1,230 for private selection, the comparison of mechanisms, groups and the registry.
+    "jaxpfl": (56_890, 37_280),
+    "tests": (49_230, 37_740),
+    "benchmarks": (12_800, 9_270),
+    "tools": (3_910, 2_870),
 }
 
 LEAVES = {"errors", "checks", "checked", "compilation_cache", "cores", "files", "lazy"} | {
@@ -232,12 +235,15 @@ def circles(modules: Sequence[Module]) -> list[Fault]:
 
 
 def long_files(modules: Sequence[Module]) -> list[Fault]:
-    """No file is longer than `MOST_LINES`."""
-    return [
-        Fault(module.path, lines, f"the file has {lines} lines, at most {MOST_LINES} are allowed")
-        for module in modules
-        if (lines := len(module.source.splitlines())) > MOST_LINES
-    ]
+    """No file is longer than `MOST_LINES`, or than `LONGER` allows."""
+    faults = []
+    for module in modules:
+        lines, path = len(module.source.splitlines()), module.path.as_posix()
+        most = next((n for end, n in LONGER.items() if path.endswith(end)), MOST_LINES)
+        if lines > most:
+            sentence = f"the file has {lines} lines, at most {most} are allowed"
+            faults.append(Fault(module.path, lines, sentence))
+    return faults
 
 
 def long_signatures(modules: Sequence[Module]) -> list[Fault]:

@@ -21,7 +21,7 @@ import scipy
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import correlated_noise, participation
+from jaxpfl.privacy import correlated_noise, participation, strategies
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import NoiseKind
 from jaxpfl.privacy.participation import Participation, Sampling
@@ -111,12 +111,18 @@ def alternatives(
 
 
 def participation_of(sampling: Sampling, population: int, number: int) -> Participation:
-    """The participation of cohorts of this size; with as much time between a client's rounds as
-    there can be, where that is its choice."""
+    """The participation of cohorts of this size.
+
+    Where it has a choice, with as much time between a client's rounds as there can be, and with
+    cohorts that are cut at six deviations above their mean.
+    """
     kind = participation.KINDS[sampling]
     names = {field.name for field in dataclasses.fields(kind)}
-    most: Any = {"separation": population // number} if "separation" in names else {}
-    return kind(population, number, **most)
+    most = {
+        "separation": population // number,
+        "at_most": number + math.ceil(6 * math.sqrt(number)),
+    }
+    return kind(population, number, **{name: most[name] for name in names & most.keys()})
 
 
 def _of(mechanism: str, plan: Plan) -> Alternative:
@@ -130,6 +136,10 @@ def sum_variances(plan: Plan) -> np.ndarray | None:
     assert plan.noise is not None
     if not plan.correlated:
         return np.arange(1.0, plan.rounds + 1)
+    if plan.noise.kind in ("blt", "tree"):
+        blt, separation = plan.noise.blt, plan.participation.rounds_per_epoch
+        errors_T = strategies.tree_errors(plan.rounds) if blt is None else blt.errors(plan.rounds)
+        return strategies.unit(blt, plan.rounds, separation) ** 2 * errors_T
     if plan.noise.kind != "banded":
         return None
     # C^-1 as a filter: the noise of sums is that of its response to ones.

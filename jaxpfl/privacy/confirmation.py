@@ -102,7 +102,7 @@ def renyi_epsilon(
 
 
 def selected_epsilon(
-    rounds: tuple[tuple[float, float, int], ...],
+    rounds: tuple[Round, ...],
     delta: float,
     gaussian_mu: float,
     mean: float,
@@ -120,8 +120,8 @@ def selected_epsilon(
     one = {}
     for order in orders:
         one[order] = order * gaussian_mu**2 / 2
-        for q, z, count in rounds:
-            moments = (_losses(q, z, order - 1, removed, 2**14) for removed in (True, False))
+        for *kind, count in rounds:
+            moments = (_losses(tuple(kind), order - 1, removed, 2**14) for removed in (True, False))
             logs = [_log_sum(weight + (order - 1) * loss) for weight, loss in moments]
             one[order] += count * max(logs) / (order - 1)
 

@@ -22,6 +22,7 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | secure sum   | identity, event           | identifies the charge of a secure sum; public         |
 | noise share  | the client's index        | seed of a client's integer noise in a secure sum      |
 | dropped      | nothing                   | seed of who drops out of a secure sum                 |
+| selection    | number, or point N        | seed of how many points are tried, and which          |
 
 The identity covers everything that a release depends on (`release.identity`): the question, the
 round, the run and the query's label, too. In cyclic participation a charge follows from the part of
