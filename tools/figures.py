@@ -49,10 +49,6 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Pages whose figures do not name their rows yet: a line each, to be taken out by who names them.
-NOT_YET = {
-    "deployed_mechanisms.md",
-}
 # What a number may be that has a unit and no row.
 UNMEASURED = {
     "setting": "chosen: a config, a test's demand, a limit of the program",
@@ -390,7 +386,7 @@ def main() -> int:
     parser.add_argument("--words", action="store_true", help="the words of each page")
     given = parser.parse_args()
     named = [page.resolve() for page in given.pages]
-    pages = named or [page for page in PAGES if given.words or page.name not in NOT_YET]
+    pages = named or PAGES
     if given.words:
         counted = {page: words(page) for page in pages}
         for page, number in counted.items():

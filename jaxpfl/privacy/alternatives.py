@@ -89,10 +89,12 @@ def alternatives(
         if not number:
             raise InputError(f"no client of {population:,} checks in at a rate of {rate:g}")
         for sampling in get_args(Sampling):
+            if sampling == "truncated_poisson" and number == population:
+                continue  # Nothing is drawn that could be cut.
+            who = participation_of(sampling, population, number)
             for kind in get_args(NoiseKind):
                 if "exact" in kind:
                     continue
-                who = participation_of(sampling, population, number)
                 try:
                     plan = Plan.calibrated(
                         epsilon=epsilon,

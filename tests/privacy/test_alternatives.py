@@ -47,6 +47,8 @@ def test_each_mechanism_is_calibrated_to_the_one_epsilon():
     assert not any("exact" in one.mechanism for one in found)
     fewer = next(iter(alternatives(**TERMS, populations=(80,), most_clients=5)))
     assert fewer.plan.clients_per_round == 5
+    everyone = list(alternatives(**TERMS | {"check_in_rate": 1.0}, populations=(80,)))
+    assert {one.plan.clients_per_round for one in everyone} == {80}
 
 
 def test_nobody_checks_in():

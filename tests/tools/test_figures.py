@@ -33,8 +33,6 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
 def test_every_measured_figure_of_a_page_follows_from_its_row(page: Path):
-    if page.name in figures.NOT_YET:
-        pytest.xfail("its figures do not name their rows yet")
     assert not list(figures.faults(page))
 
 
