@@ -80,7 +80,7 @@ class PlannedRelease:
     @classmethod
     def of_rounds(cls, plan: Plan, questions: MakeQuestions | None = None) -> Self:
         rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
-        times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
+        times = f"{rounds} of {round(plan.denominator):,} of {plan.population:,} clients"
         if plan.simulates is not None:
             larger = plan.scaled_to(plan.simulates).statement()
             times = f"{times}; {plan.simulation}; the larger population would have {larger}"

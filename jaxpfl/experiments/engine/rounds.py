@@ -84,7 +84,7 @@ class Loop:
             shown = self.tracking.progress and leads()
             how: dict[str, Any] = {"progress": shown, "step": "round"}
             if plan.unit == "client":
-                how["clients"] = plan.clients_per_round
+                how["clients"] = round(plan.denominator)
             self._bar = Progress(algorithm.name + mark, total=algorithm.rounds, **how)
             stack.enter_context(self._bar)
             stack.enter_context(run)

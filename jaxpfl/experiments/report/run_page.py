@@ -221,7 +221,11 @@ def run_page(
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     start, records, plan = run.start, run.records, run.start["plan"]
     done = max((record["round"] for record in records), default=0)
-    clients = f"{plan['clients_per_round']:,} of {plan['population']:,}"
+    number, population = plan["clients_per_round"], plan["population"]
+    if plan.get("sampling") == "cyclic":
+        # More, where the population is no multiple (`Cyclic.denominator`).
+        number = round(population / (population // number))
+    clients = f"{number:,} of {population:,}"
     facts = [
         (f"{done} / {plan['rounds']}", "rounds"),
         (clients, f"{plan['unit']}s per round (planned)"),
