@@ -68,6 +68,21 @@ def test_fred_on_the_source_and_a_run_on_its_training_split_share_one_ledger(
     assert fred.endswith("if nothing else is released from these clients")
 
 
+def test_a_later_run_keeps_the_limit_that_the_first_one_gave_the_ledger(
+    tiny_config, tmp_path, capsys
+):
+    """Without one of its own, its epsilon of 8 is no limit of what all cost."""
+    shared, without = tmp_path / "shared.jsonl", PRIVATE[:-2]
+    carried_out(capsys, *run_of(tiny_config, shared, *PRIVATE, "--out", tmp_path / "a"))
+    carried_out(capsys, *run_of(tiny_config, shared, *without, "--out", tmp_path / "b"))
+    assert 8 < Ledger.read(shared).spent(1e-3) < 30
+    # Where the first run names none, its epsilon is that of all.
+    shared = tmp_path / "own.jsonl"
+    carried_out(capsys, *run_of(tiny_config, shared, *without, "--out", tmp_path / "c"))
+    assert main(run_of(tiny_config, shared, *without, "--out", tmp_path / "d")) == 3
+    assert len(Ledger.read(shared)) == 2
+
+
 def test_a_sweep_on_one_ledger_says_what_all_points_cost_by_both_accountants(
     pipeline_config, tmp_path, capsys
 ):

@@ -234,9 +234,21 @@ def _ledgers(section: Any) -> Iterator[Path]:
 
 
 def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | None:
-    """The hard limit of a ledger: `budget_epsilon`, else `epsilon` if that is not simulated."""
-    limit = privacy.budget_epsilon or (None if simulated else privacy.epsilon)
+    """The hard limit of a ledger: `budget_epsilon`, else `epsilon` if that is not simulated.
+
+    A ledger that several runs share keeps the limit that its first run gave it, and a later one
+    adds none of its own.
+    """
+    limit = privacy.budget_epsilon
+    if limit is None and not simulated and not _is_limited(privacy.ledger):
+        limit = privacy.epsilon
     return None if limit is None or privacy.delta is None else Budget(limit, privacy.delta)
+
+
+def _is_limited(ledger: str | None) -> bool:
+    path = files.user_path(ledger or "")
+    begun = ledger is not None and path.exists() and path.stat().st_size > 0
+    return begun and Ledger.read(path).recorded_budget is not None
 
 
 def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:
