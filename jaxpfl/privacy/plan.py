@@ -25,7 +25,7 @@ from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
-from jaxpfl.privacy.participation import Participation, Sampling
+from jaxpfl.privacy.participation import KINDS, Participation, Sampling
 from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
 
@@ -63,7 +63,8 @@ class Plan(Checked):
 
     def check_fields(self) -> None:
         checks.instance("clip", self.clip, Clip, "a Clip")
-        kinds, hint = Participation, "a kind of privacy.participation"
+        kinds, names = Participation, (kind.__name__ for kind in KINDS.values())
+        hint = f"one of {', '.join(names)}"
         checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
         if self.clip.adaptive is not None and self.participation.in_epochs:
             raise InputError(

@@ -290,7 +290,8 @@ def _event_of(plan: dict[str, Any]) -> dict[str, Any]:
         return {"type": "truncated_poisson", **cut, "noise_multiplier": plan["noise_multiplier"]}
     if plan["sampling"] == "min_separation":
         return {"type": "zero_out", "event": noise}
-    n *= plan["separation"] if plan["sampling"] == "cyclic_poisson" else 1
+    if plan["sampling"] == "cyclic_poisson":
+        n *= plan["separation"]
     if plan["sampling"] in ("poisson", "cyclic_poisson") and n != of:
         return {"type": "poisson_sampled", "probability": n / of, "event": noise}
     return noise

@@ -62,6 +62,7 @@ CLEAN = {
     "experiments/carry_out.py": "from jaxpfl.experiments.registry import SYSTEMS\n",
     "experiments/sweep/points.py": "from jaxpfl.experiments.carry_out import run\n"
     "memory.give_back_after_compiling()\n",
+    "experiments/sweep/selection.py": "ledger.charge(event)\nsaved_secret(path)\n",
     "cli/__init__.py": "def main():\n    from jaxpfl.experiments import carry_out\n",
     "cli/common.py": "memory.give_back_after_compiling()\n",
     "cli/fred.py": "memory.give_back_after_compiling()\n",
