@@ -24,6 +24,9 @@ SYSTEMS = {
 }
 """Name -> module, which exposes `SYSTEM` and is imported when the system is first used."""
 
+ONE_RUN = ("federated_training", "chosen_corpus", "synthetic_text")
+"""The systems whose plans, each of them once, are all that a run of theirs releases."""
+
 
 def system_of(name: Any) -> System:
     """Returns the system of this name, or raises `InputError` if there is none."""

@@ -31,6 +31,8 @@ TOLERANCE = 2e-3
 Cost = Callable[[float], float]
 """From a delta to an epsilon."""
 
+_Run = tuple[str, str, Cost]  # its unit, adjacency and cost
+
 _ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [float(x) for x in range(12, 64)])
 DELTAS = (0.3, 0.1, 0.03, *(10.0**-power for power in range(2, 11)))
 _LARGE = 0.01  # a delta that only the plan of a query can allow
@@ -38,7 +40,11 @@ _LARGE = 0.01  # a delta that only the plan of a query can allow
 # The possible names of an epsilon, and the forms in which a statement has it.
 _NAMED = re.compile(r"\beps|epsilon|[\u025b\u03b5\u03f5]", re.IGNORECASE)
 _DIGITS = r"([0-9]+\.?[0-9]*(?:e[+-][0-9]+)?)"
-_UNIT = re.compile(r", unit = (client|example)\b")
+_UNIT = re.compile(
+    r", unit = (client|example)\b(?:, adjacency = (add or remove|replace|zero out) one)?"
+)
+_ADJACENT = {"add or remove": {"add_or_remove_one"}, "replace": {"replace_one"}}
+_ADJACENT["zero out"] = {"add_or_remove_one", "zero_out_one"}  # which the first one implies
 _STATED = re.compile(rf"epsilon = {_DIGITS}, delta = {_DIGITS}\)")
 _WITHOUT = re.compile(
     r"epsilon = infinity\b|epsilon = 0\): (nothing was released|clients send nothing)"
@@ -152,7 +158,7 @@ def _release(event: Any) -> Any:
             return _release(noise)
         case {"type": "truncated_poisson", "population": of, "at_most": n, **rest}:
             q, z = rest["probability"], _release({**rest, "type": "gaussian"}).noise_multiplier
-            need(type(n) is type(of) is int and 0 < n and 0 < q < 1, f"cuts to {quoted(n)}")
+            need(type(n) is type(of) is int and 0 < n <= of and 0 < q < 1, f"cuts to {quoted(n)}")
             return dp.TruncatedSubsampledGaussianDpEvent(of, q, n, z)
         case {"type": "gaussian", "noise_multiplier": z} if _within(z, 1e-12, 1e12):
             return dp.GaussianDpEvent(z)
@@ -183,7 +189,7 @@ def check(certificate: Any, also: Sequence[str] = ()) -> list[str]:
     _require("certificate", certificate)
     content = {name: value for name, value in certificate.items() if name != "seal"}
     need(certificate["seal"] == digest_of(content), "was changed after it was sealed")
-    lines, costs, ledgers = [], list[tuple[str, Cost]](), certificate["ledgers"]
+    lines, costs, ledgers = [], list[_Run](), certificate["ledgers"]
     for number, ledger in enumerate(ledgers, 1):
         with at(f"ledger {number}"):
             lines += _check_ledger(ledger, number, certificate["stamp"], costs)
@@ -194,10 +200,10 @@ def check(certificate: Any, also: Sequence[str] = ()) -> list[str]:
     return lines or ["  it names no ledger, and so no release"]
 
 
-def _check_statement(statement: str, simulated: bool, costs: Sequence[tuple[str, Cost]]) -> None:
+def _check_statement(statement: str, simulated: bool, costs: Sequence[_Run]) -> None:
     """Refuses an epsilon below that of the cheapest run, and one in a form that cannot be read.
 
-    The runs are those of the unit that the statement names after it, if it names one.
+    The runs are those of the unit and adjacency that the statement names after it, if it does.
     """
     text, stated = unicodedata.normalize("NFKC", statement), []
     for place in (name.start() for name in _NAMED.finditer(text)):
@@ -208,8 +214,11 @@ def _check_statement(statement: str, simulated: bool, costs: Sequence[tuple[str,
             epsilon, delta = map(float, pair.groups())
             need(0 < delta < 1, "its statement has a delta of 0, or of 1 or more")
             named = _UNIT.match(text, pair.end())
-            own = [cost for unit, cost in costs if named is None or unit == named.group(1)]
-            least = min((cost(delta) for cost in own), default=0.0)
+            own = [run for run in costs if named is None or run[0] == named.group(1)]
+            if named is not None and (adjacency := named.group(2)) and own and not simulated:
+                own = [run for run in own if run[1] in _ADJACENT[adjacency]]
+                need(own, f"its statement says {adjacency} one, and no run of it is so")
+            least = min((cost(delta) for *_, cost in own), default=0.0)
             stated.append((epsilon >= least * (1 - TOLERANCE), epsilon, delta, least))
     # A simulation also states the epsilon of a larger population, which no ledger here has.
     if not simulated or not any(fits for fits, *_ in stated):
@@ -218,7 +227,7 @@ def _check_statement(statement: str, simulated: bool, costs: Sequence[tuple[str,
             need(fits, f"{said}, its cheapest run costs {least:.6g}")
 
 
-def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[tuple[str, Cost]]) -> list[str]:
+def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[_Run]) -> list[str]:
     """Returns the costs of the ledger and its runs, in words; adds the runs' to `costs`."""
     _require("ledger", ledger)
     for name, what in (("charges", "charge"), ("queries", "query")):
@@ -266,9 +275,9 @@ def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[tuple[str, Co
             f"  not checked: plan and population of {untold} of them, which it does not tell"
         )
     for name, some in runs.items():
-        costs.append((unit, cost_of(some)))
+        costs.append((unit, _adjacency_of(some), cost_of(some)))
         if len(runs) > 1:
-            lines.append(f"    {_priced(some, costs[-1][1], delta)} in its run {quoted(name)}")
+            lines.append(f"    {_priced(some, costs[-1][-1], delta)} in its run {quoted(name)}")
     return lines
 
 

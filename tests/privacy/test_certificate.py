@@ -346,6 +346,17 @@ def test_cohorts_of_fixed_size(tmp_path, event):
     assert math.isfinite(found["ledgers"][0]["epsilon"])
 
 
+def test_a_statement_names_no_stronger_adjacency_than_its_runs_have(tmp_path):
+    """Whom a zeroed client's cost protects, it protects not from having been absent."""
+    event = events.ZeroOut(dp_accounting.GaussianDpEvent(4.0))
+    filled(tmp_path / "ledger.jsonl", 1, event)
+    _, found = certified(tmp_path / "ledger.jsonl")
+    spent = f"(epsilon = {2 * cost(found):.4g}, delta = {DELTA:g}), unit = client, adjacency = "
+    verify.check(found, [spent + "zero out one client, accountant = PLD"])
+    with pytest.raises(verify.Unfit, match="add or remove"):
+        verify.check(found, [spent + "add or remove one client, accountant = PLD"])
+
+
 def test_the_schema_is_that_of_certificates(made):
     jsonschema = pytest.importorskip("jsonschema")
     folder = Path(verify.__file__).parent

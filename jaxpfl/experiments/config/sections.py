@@ -142,7 +142,8 @@ class PrivacyConfig(Checked):
       accountant: None takes PLD where it supports the mechanism, else RDP.
       ledger: the file to charge; None means `ledger.jsonl` in the run directory. Runs on one
         population that share a budget name the same file.
-      budget_epsilon: hard limit of the whole ledger at `delta`; None means `epsilon`.
+      budget_epsilon: hard limit of the whole ledger at `delta`; None means that of the ledger's
+        first run, or `epsilon` for the first.
     """
 
     private: bool = True

@@ -147,7 +147,7 @@ def with_strategy(config: Any) -> Any:
     privacy = getattr(config, "privacy", None)
     if not isinstance(privacy, sections.PrivacyConfig) or privacy.noise != "blt" or privacy.blt:
         return config
-    if privacy.separation is None:
+    if privacy.separation is None or not hasattr(config, "training"):
         return config  # The plan refuses it.
     blt = BufferedToeplitz.best(config.training.rounds, privacy.separation)
     return dataclasses.replace(config, privacy=dataclasses.replace(privacy, blt=blt))

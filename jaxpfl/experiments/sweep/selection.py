@@ -20,17 +20,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile, InputError, Interrupted
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.export import export_selected
-from jaxpfl.experiments.registry import system_of
+from jaxpfl.experiments.registry import ONE_RUN, system_of
 from jaxpfl.experiments.report.page import Page, Section, Table, page_lines, write_page
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import SELECTION, PointFolder, begin
@@ -75,6 +76,11 @@ class Selection:
         """
         first, target = self.sweep.points[0], _epsilon_of(self.sweep.points[0].config)
         for point in self.sweep.points:
+            if point.config.system not in ONE_RUN:
+                raise InputError(
+                    f"{point.name}: --private-selection is for the systems {', '.join(ONE_RUN)}, "
+                    f"found {point.config.system}, which asks its clients in several runs"
+                )
             if (point.config.data, _epsilon_of(point.config)) != (first.config.data, target):
                 raise InputError(
                     f"{point.name}: all points of a selection must have the same data and the same "
@@ -145,7 +151,8 @@ class Selection:
 
     def _cost(self, config: Any) -> tuple[Any, ...]:
         alone = self._guarantee(config)
-        return events.counts(alone.event), alone.delta, alone.unit
+        # Counts have no adjacency, which may differ between releases that cost the same.
+        return events.counts(alone.event), alone.delta, alone.unit, alone.adjacency
 
     def _study(self, config: Any) -> Any:
         return system_of(config.system).part("study").Study(config, self.clients)
@@ -233,11 +240,16 @@ def _carried_out(
     for count in range(1, number + 1):
         drawn = secret.seed("selection", f"point {count}") % len(chosen.points)
         point, folder = chosen.points[drawn], PointFolder(points / f"{count:05d}")
-        carry_out_point(point, folder, folder.failure, partial(here, memory))
+        # No message names a point or its number: how many were tried is secret.
+        try:
+            carry_out_point(point, folder, folder.failure, partial(here, memory))
+        except KeyboardInterrupt as error:
+            signal = getattr(error, "number", SIGINT)
+            raise Interrupted(signal, "interrupted; the same command goes on") from None
         if not folder.finished:
             raise InputError(
-                f"a point of the selection failed: {folder.state().error}; nothing was released, "
-                "and the same command goes on"
+                f"a point of the selection failed, see {points}; nothing was released, and the "
+                "same command goes on"
             )
         charged = Counter[DpEvent]()
         for path in folder.path.rglob("ledger.jsonl"):
@@ -245,8 +257,8 @@ def _carried_out(
                 charged += events.counts(charge.event)
         if charged - planned:
             raise CorruptFile(
-                f"{folder.path}: the point released more than its plan says, and the selection "
-                "was charged for its plan: nothing of it is released"
+                f"{points}: a point released more than its plan says, and the selection was "
+                "charged for its plan: nothing of it is released"
             )
         yield point, folder
 

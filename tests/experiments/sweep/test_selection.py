@@ -1,9 +1,11 @@
 """A sweep's best point at the price of a private selection: charged once, and alone released."""
 
 import copy
+import dataclasses
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -255,3 +257,10 @@ def test_only_the_best_point_leaves_the_private_folder(tmp_path, monkeypatch, ca
     assert re.findall(r"epsilon = ([\d.]+)", own["statement"])[0].encode() not in (
         (out / "selected" / "README.md").read_bytes()
     )
+
+
+def test_a_system_that_asks_its_clients_in_several_runs_is_refused(sweep):
+    """Its plans, each of them once, are less than what it releases."""
+    other = dataclasses.replace(sweep.points[0], config=SimpleNamespace(system="gan_inversion"))
+    several = dataclasses.replace(sweep, points=(other,))
+    refusal(lambda: selection.Selection(several, None).points, "gan_inversion")
