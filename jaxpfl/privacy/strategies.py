@@ -49,8 +49,10 @@ class BufferedToeplitz(Checked):
     scales: tuple[NonNegative, ...]
 
     def check_fields(self) -> None:
-        for name in ("decays", "scales"):  # lists, where they come from a file
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("decays", "scales"):
+            # Rounded as the noise has them, so that the unit is of these; lists, from a file.
+            rounded = np.asarray(getattr(self, name), np.float32)
+            object.__setattr__(self, name, tuple(rounded.astype(float).tolist()))
         number = len(self.decays)
         if not 1 <= number <= MOST_BUFFERS or len(self.scales) != number:
             raise InputError(
@@ -80,7 +82,7 @@ class BufferedToeplitz(Checked):
 
         def cost(point: np.ndarray) -> float:
             decays, scales = 1 / (1 + np.exp(-point[:buffers])), np.exp(point[buffers:])
-            if not np.sum(scales) <= 1 or not decays.max() < 1 - 1e-9:
+            if not np.sum(scales) <= 1 - 1e-6 or not decays.max() < 1 - 1e-6:
                 return 1e3
             blt = cls(tuple(decays.tolist()), tuple(scales.tolist()))
             moved = blt.shifts(rounds, separation)[-1]

@@ -21,9 +21,9 @@ SCORES = re.compile(
     re.I,
 )
 SETTINGS = re.compile(
-    r"(^| )(rounds?|runs?|points?|seed|case|rank|layer|clients per round.*|noise multiplier.*|"
-    r"clip norm.*|begun|duration|took|date|command|.*model|after round|vocabulary|"
-    r"rounds for each GAN|(matching )?clients in a round \(expected\)|drawn sentences|"
+    r"(^| )(rounds?|runs?|points?|uploads|seed|case|rank|layer|clients per round.*|"
+    r"noise multiplier.*|clip norm.*|begun|duration|took|date|command|.*model|after round|"
+    r"vocabulary|rounds for each GAN|(matching )?clients in a round \(expected\)|drawn sentences|"
     r"of clients have the bug(, where \w+ is \w+)?)$",
     re.I,
 )
