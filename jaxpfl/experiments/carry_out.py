@@ -12,7 +12,6 @@ All other files are the system's. `resume` continues from what is already stored
 same bits as an uninterrupted run.
 """
 
-import json
 import time
 import traceback
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import with_strategy
-from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt, where_begun
+from jaxpfl.experiments.records.lines import FROM_PYTHON, leaves, record_attempt, where_begun
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
@@ -132,21 +131,14 @@ def _require_alike(config: Any) -> None:
     """Refuses processes with different configs before any of them reads its clients."""
 
     def compare(configs: list[dict[str, Any]]) -> None:
-        first, *others = map(flat, configs)
+        first, *others = (leaves(config, ".") for config in configs)
         for index, other in enumerate(others, 1):
             if other != first:
                 name = next(key for key in {**first, **other} if first.get(key) != other.get(key))
                 raise InputError(
                     f"process {index} has another {name} than process 0: all must be given the "
-                    "same config; nothing was charged"
+                    "same config; nothing more is charged"
                 )
-
-    def flat(config: dict[str, Any], before: str = "") -> dict[str, str]:
-        settings: dict[str, str] = {}
-        for key, value in config.items():
-            inner = flat(value, f"{before}{key}.") if isinstance(value, dict) else {}
-            settings |= inner or {before + key: json.dumps(value)}
-        return settings
 
     processes.decide("the config", compare, to_mapping(config))
 

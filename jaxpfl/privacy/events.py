@@ -228,7 +228,10 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
                 raise InputError(f"shape of an event must be 0, 1 or inf, found {event.shape!r}")
             if any(isinstance(part, ZeroOut) for part in noises(event.event)):
                 # Counted as its Gaussian, it would lose its adjacency.
-                raise InputError("a selection among runs of a minimum separation has no cost here")
+                raise InputError(
+                    "cannot account for a private selection among runs with a minimum separation; "
+                    "expected runs under add-or-remove-one"
+                )
             # In one order and with a hash, as equal events must count as one.
             runs = sorted(counts(event.event).items(), key=repr)
             parts = tuple(dp_accounting.SelfComposedDpEvent(*pair) for pair in runs)

@@ -216,7 +216,10 @@ def _check_statement(statement: str, simulated: bool, costs: Sequence[_Run]) -> 
             if named is not None and (adjacency := named.group(2)) and own and not simulated:
                 # A Gaussian on everyone has any adjacency; what costs so for a zeroed client, one.
                 own = [run for run in own if run[1] != "zero_out_one" or adjacency == "zero out"]
-                need(own, f"its statement says {adjacency} one, and no run of it is so")
+                need(
+                    own,
+                    f"its statement says {adjacency} one, its runs cost so for zero out one only",
+                )
             least = min((cost(delta) for *_, cost in own), default=0.0)
             stated.append((epsilon >= least * (1 - TOLERANCE), epsilon, delta, least))
     # A simulation also states the epsilon of a larger population, which no ledger here has.

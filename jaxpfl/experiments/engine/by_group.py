@@ -44,14 +44,6 @@ class GroupScores:
             for group in self.clients
         }
 
-    def gaps(self, metric: str) -> dict[str, float]:
-        """By model, how far the best and the worst group are apart in a metric."""
-        values = {
-            model: [scores[metric] for scores in groups.values()]
-            for model, groups in self.means.items()
-        }
-        return {model: max(own) - min(own) for model, own in values.items()}
-
     def rows(self, metric: str) -> list[dict[str, Any]]:
         """A row for each group: its clients, a score for each model, and the cost of noise."""
         costs = self.noise_costs(metric)

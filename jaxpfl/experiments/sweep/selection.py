@@ -37,6 +37,7 @@ from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import SELECTION, PointFolder, begin
 from jaxpfl.experiments.sweep.points import carry_out_point, here
 from jaxpfl.experiments.sweep.results import higher_is_better, point_of
+from jaxpfl.experiments.systems.workspace import budget_of
 from jaxpfl.federated import mesh
 from jaxpfl.privacy import events, selection
 from jaxpfl.privacy.accounting import rounded_up
@@ -44,7 +45,7 @@ from jaxpfl.privacy.calibration import smallest_multiplier
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.guarantee import Guarantee
-from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.ledger import Ledger
 
 RECORD, SELECTED = "selection.json", "selected"
 
@@ -222,10 +223,8 @@ def _charge(chosen: Selection, secret: Any, path: Path) -> None:
         "points": [[point.name, repr(point.config)] for point in chosen.points],
     }
     identity = secret.digest("charge", json.dumps(content, sort_keys=True))
-    privacy, budget = getattr(sweep.points[0].config, "privacy", None), None
-    limit = None if privacy is None else privacy.budget_epsilon or privacy.epsilon
-    if limit is not None:
-        budget = Budget(limit, chosen.one.delta)
+    privacy = getattr(sweep.points[0].config, "privacy", None)
+    budget = None if privacy is None else budget_of(privacy)
     with Ledger(path, chosen.clients, budget=budget, unit=chosen.one.unit) as ledger:
         label = f"private selection of {sweep.title}"
         ledger.charge(event, label, run=secret.public_name, round=1, identity=identity)

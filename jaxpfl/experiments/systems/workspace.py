@@ -246,9 +246,10 @@ def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | No
 
 
 def _is_limited(ledger: str | None) -> bool:
-    path = files.user_path(ledger or "")
-    begun = ledger is not None and path.exists() and path.stat().st_size > 0
-    return begun and Ledger.read(path).recorded_budget is not None
+    if ledger is None or not (path := files.user_path(ledger)).exists():
+        return False
+    # Another process may have made it, and not written its first line yet.
+    return path.stat().st_size > 0 and Ledger.read(path).recorded_budget is not None
 
 
 def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:

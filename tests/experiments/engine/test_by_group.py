@@ -50,12 +50,10 @@ def test_each_group_has_the_mean_of_its_clients_for_each_model():
                     own.append(np.mean((x @ weights - np.float64(held["y"])) ** 2) / 2)
             assert found.means[name][group]["loss"] == pytest.approx(np.mean(own), rel=1e-5)
             assert found.clients[group] == len(own)
-    costs, gaps = found.noise_costs("loss"), found.gaps("loss")
+    costs = found.noise_costs("loss")
     for row in found.rows("loss"):
         assert row["cost of noise"] == row["with noise"] - row["without noise"]
         assert row["cost of noise"] == costs[row["region"]]
-    of_noise = found.means["with noise"]
-    assert gaps["with noise"] == abs(of_noise["north"]["loss"] - of_noise["south"]["loss"])
     # It is said to be a simulation wherever it is shown.
     assert str(found).startswith(SIMULATION)
 

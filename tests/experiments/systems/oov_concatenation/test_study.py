@@ -27,7 +27,7 @@ from tests.experiments.crashes import crashed_and_resumed
 from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_lines, of_page
 from tests.plans import flat_plan
-from tests.refusals import refusal
+from tests.refusals import refusal, refused_change
 
 # Two models of several networks each, or four, are many programs to compile.
 pytestmark = pytest.mark.long
@@ -212,11 +212,7 @@ def test_the_same_noise_of_the_mean_on_more_clients():
     ],
 )
 def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, words):
-    before, after = change.replace("{folder}", str(config_path.parent)).split(" -> ")
-    text, path = config_path.read_text(), tmp_path / "bad.yaml"
-    assert before in text
-    path.write_text(text.replace(before, after, 1))
-    refusal(lambda: registry.load(path), f"{path} {words}")
+    refused_change(config_path, tmp_path, change, words)
 
 
 def test_the_models_of_each_world_are_exported_and_words_predicted(straight, tmp_path):

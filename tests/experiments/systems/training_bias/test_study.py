@@ -20,7 +20,7 @@ from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.crashes import crashed_and_resumed
 from tests.experiments.ledgers import assert_same_records, certified
 from tests.experiments.statements import of_lines, of_page
-from tests.refusals import refusal
+from tests.refusals import refused_change
 
 pytestmark = pytest.mark.long
 
@@ -143,8 +143,4 @@ def test_a_row_is_nearer_to_the_source_whose_words_it_has():
     ],
 )
 def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, words):
-    before, after = change.replace("{folder}", str(config_path.parent)).split(" -> ")
-    text, path = config_path.read_text(), tmp_path / "bad.yaml"
-    assert before in text
-    path.write_text(text.replace(before, after, 1))
-    refusal(lambda: registry.load(path), f"{path} {words}")
+    refused_change(config_path, tmp_path, change, words)
