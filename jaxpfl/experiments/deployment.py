@@ -132,7 +132,8 @@ def _model(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "data_source_type": "Static",
         "data_source_type_details": "a client's data is as it was when the run began",
         "access_type": "Non-interactive",
-        "access_type_details": "all queries were fixed before the first release",
+        "access_type_details": "nobody asks further queries: a run asks those of its config, and "
+        "what it sends to clients depends on earlier releases alone",
     }
 
 

@@ -26,9 +26,9 @@ def write_costs(
     rows = []
     for point, folder in zip(points, folders, strict=True):
         if point["state"] == "finished":
-            point |= planned(folder.path)
-            rows.append({name: point[name] for name in ("point", *planned(folder.path))})
-            rows[-1] |= taken(folder.path)
+            public = planned(folder.path)
+            point |= public
+            rows.append({"point": point["point"], **public, **taken(folder.path)})
     if rows:
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
