@@ -36,6 +36,7 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.privacy.strategies import BufferedToeplitz
 from jaxpfl.text.columns import texts_of
+from jaxpfl.text.tokenisers.public_words import is_list, public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -75,6 +76,15 @@ def open_public(
     if public is None or not public.num_examples:
         raise InputError(f"{sections.PUBLIC_PART} has no clients: data.split.public is too small")
     return public
+
+
+def public_vocabulary(
+    source: str | Population, public: Population | None, private: PrivateContent, size: int
+) -> Vocabulary:
+    """The words of `data.vocabulary`, whose texts must not be the clients', or of a corpus."""
+    if isinstance(source, str) and not is_list(source):
+        source = open_public(source, public, private, "data.vocabulary")
+    return public_words(source, size)
 
 
 def build_model(section: sections.ModelConfig, vocabulary: Vocabulary | None) -> Model:

@@ -60,14 +60,19 @@ def public_words(source: str | Population, size: int | None) -> Vocabulary:
     return of_size(vocabulary, size, source)
 
 
+def is_list(source: str) -> bool:
+    """Whether a source names words or their counts, and so no texts of which words are counted."""
+    head = expanded(source.partition("?")[0])
+    return head.endswith((".json", *_ENDINGS)) or (Path(head) / VOCABULARY).is_file()
+
+
 def why_missing(source: str) -> str:
     """As `data.open.why_missing`: "" if the source is available; reads nothing of it."""
-    head = source.partition("?")[0]
-    if not head.endswith((".json", *_ENDINGS)):
-        return why_missing_source(source)
     try:
-        path = Path(expanded(head))
-        return "" if path.is_file() else files.missing(path)
+        if not is_list(source):
+            return why_missing_source(source)
+        path = Path(expanded(source.partition("?")[0]))
+        return "" if path.exists() else files.missing(path)
     except InputError as unset:
         return str(unset)
 

@@ -18,6 +18,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.central.public_check import PrivateContent, contents
 from jaxpfl.experiments.config import reader
+from jaxpfl.experiments.engine.build import public_vocabulary
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from tests.experiments.conftest import changed_config
 from tests.refusals import refusal
@@ -77,6 +78,15 @@ def test_the_same_data_is_refused_under_any_name(tmp_path, private):
     ):
         (tmp_path / "sub").mkdir(exist_ok=True)
         assert refused(private, open_population(str(source))), source
+
+
+def test_words_are_not_counted_in_the_clients_own_texts(tmp_path, private):
+    own, clients = str(tmp_path / "clients.jsonl"), PrivateContent(private)
+    other = str(write(tmp_path / "other.jsonl", 1))
+    words = public_vocabulary(other, None, clients, 20)
+    words.save(tmp_path / "words.json")
+    assert public_vocabulary(str(tmp_path / "words.json"), None, clients, 20) == words
+    refusal(lambda: public_vocabulary(own, None, clients, 20), "data.vocabulary")
 
 
 def test_a_part_of_it_and_a_corpus_around_it_are_refused(tmp_path, private):

@@ -367,7 +367,7 @@ def _vocabulary(
     """The words of `data.vocabulary`, of `data.public` or of all candidates, which are public."""
     data, fred = config.data, config.fred
     if data.vocabulary is not None:
-        return public_words(data.vocabulary, size)
+        return build.public_vocabulary(data.vocabulary, public, private, size)
     if data.public is not None:
         return public_words(build.open_public(data.public, public, private, "data.public"), size)
     assert fred is not None and candidates is not None, "the config checks it"

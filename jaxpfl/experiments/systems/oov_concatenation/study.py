@@ -41,7 +41,6 @@ from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.character.words import char_lm, log_prior, oov_words
 from jaxpfl.text.metrics.oov import oov_counts
-from jaxpfl.text.tokenisers.public_words import public_words
 from jaxpfl.text.tokenisers.vocabulary import with_words
 
 WORLD = "everything of a world"
@@ -156,7 +155,9 @@ def prepare(config: OovConcatenationConfig) -> Study:
     private = PrivateContent(parts["train"])
     public = build.open_public(config.data.public, parts["public"], private, "data.public")
     size, longest = config.words.model.vocab_size, config.characters.model.max_bytes
-    vocabulary = public_words(config.data.vocabulary or public, size)
+    vocabulary = build.public_vocabulary(
+        config.data.vocabulary or public, parts["public"], private, size
+    )
     unknown = oov_words(public, vocabulary, longest).columns["tokens"]
     if not len(unknown):
         raise InputError(

@@ -34,7 +34,6 @@ from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.federated.audits.rehearsal import column, rehearse
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.text.tokenisers.public_words import public_words
 
 WORLD = "everything of a world"
 MODEL, RATE = "model", "rate"
@@ -134,7 +133,9 @@ def prepare(config: TrainingBiasConfig) -> Study:
     public = build.open_public(config.data.public, parts["public"], private, "data.public")
     planted = open_population(config.bias.source, public=True)
     private.refuse(planted, f"bias.source = {config.bias.source!r}")
-    vocabulary = public_words(config.data.vocabulary or public, config.model.vocab_size)
+    vocabulary = build.public_vocabulary(
+        config.data.vocabulary or public, parts["public"], private, config.model.vocab_size
+    )
     encoded = vocabulary.encode(public, config.model.sequence_length).columns["tokens"]
     study = Study(config, parts["train"], vocabulary, np.asarray(encoded), planted)
     if not 0 < study.held_out.sum() < len(study.held_out):
