@@ -81,7 +81,6 @@ def _whole(name: str, value: object, least: int, bits: int) -> int:
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
-    """Returns `value` if it is one of `allowed`."""
     if not isinstance(value, str) or value not in allowed:
         choices = ", ".join(repr(choice) for choice in allowed)
         raise InputError(f"{name} must be one of {choices}, found {value!r}")

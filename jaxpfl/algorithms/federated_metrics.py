@@ -250,7 +250,6 @@ class ClientMetrics:
         return jnp.float32(0), jnp.float32(0)
 
     def step(self, broadcast: Any, state: Any, batch: Batch, mask_B: jax.Array, key: Any) -> Any:
-        """Counts one batch."""
         count, hits = state
         more = jnp.sum(mask_B, dtype=jnp.float32)
         return count + more, hits + jnp.sum(mask_B & batch["correct"], dtype=jnp.float32)

@@ -56,7 +56,6 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Any:
 
 
 def use_run(directory: Path) -> None:
-    """Uses the devices of the run in a directory."""
     from jaxpfl.experiments import registry
 
     use_devices(registry.load_run(directory))

@@ -170,9 +170,9 @@ def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
     terms = f"epsilon = {arguments.epsilon:g} at delta = {arguments.delta:g}, {arguments.rounds:,} "
     lines.append(f"{terms}rounds; noise in clip norms, of one round's mean and of sums of means")
     if arguments.out is not None:
-        from jaxpfl.experiments.report.mechanisms import draw
+        from jaxpfl.experiments.report.plots import draw_mechanisms
 
-        draw(arguments.out, rows, terms + "rounds")
+        draw_mechanisms(arguments.out, rows, terms + "rounds")
         lines.append(str(arguments.out))
     return {"mechanisms": rows, "text": "\n".join(lines)}
 

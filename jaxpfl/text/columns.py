@@ -12,7 +12,6 @@ _BLOCK = 65_536
 
 
 def text_column(population: Population, name: str = "text") -> Any:
-    """A column of texts."""
     column = population.column(name)
     if isinstance(column, np.ndarray):
         raise InputError(

@@ -3,10 +3,12 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.printable import printable
 
 INK, ACCENT, RED, PALE, GREY = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd", "#9ca3af"
@@ -137,3 +139,25 @@ def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
     panel.margins(x=0.14)
     panel.grid(False, axis="y")
     return labelled(panel, "FreD (less is nearer)", "")
+
+
+def draw_mechanisms(path: Path, rows: Sequence[Mapping[str, Any]], terms: str) -> None:
+    """Writes a PNG of `privacy.alternatives` rows: lines for sums, dashed ones for one round."""
+    panel = axes("Noise by mechanism", terms, width=7.2, height=4.6)
+    names = list(dict.fromkeys(row["mechanism"] for row in rows))
+    for index, name in enumerate(names):
+        own = [row for row in rows if row["mechanism"] == name]
+        points = [(row["population"], row["noise_to_batch_ratio"]) for row in own]
+        curve(panel, points, index, linestyle="--", linewidth=1.2)
+        sums = [(row["population"], row["noise_of_sums"]) for row in own]
+        known = [point for point in sums if point[1] is not None]
+        label = f"{name} ({own[0]['adjacency'].replace('_', ' ')})"
+        curve(panel, known or [(own[0]["population"], float("nan"))], index, label=label)
+    panel.plot([], [], color=COLOURS[-1], linestyle="--", label="dashed: noise-to-batch ratio")
+    panel.set_xscale("log")
+    panel.minorticks_off()
+    logarithmic(panel)
+    labelled(panel, "clients", "noise of sums of means, in clip norms", legend=True)
+    ticks(panel, sorted({row["population"] for row in rows}))
+    files.make_directory(path.parent)
+    panel.figure.savefig(path, format="png", metadata={"Software": None})

@@ -30,12 +30,17 @@ def write_costs(
             point |= public
             rows.append({"point": point["point"], **public, **taken(folder.path)})
     if rows:
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
         path = files.private_directory(out / "private") / "costs.csv"
-        files.write_atomically(path, buffer.getvalue(), mode=0o600)
+        write_csv(path, rows, mode=0o600)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]], *, mode: int = 0o644) -> None:
+    """Writes rows of the same names as a table, whole or not at all."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write_atomically(path, buffer.getvalue(), mode=mode)
 
 
 def planned(folder: Path) -> dict[str, float | None]:

@@ -5,8 +5,6 @@ table.csv    the latter
 report.html, plots/
 """
 
-import csv
-import io
 import json
 import math
 import re
@@ -21,7 +19,7 @@ from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import mean_and_deviation, of_points
 from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, OF, SEED, Point, Sweep
-from jaxpfl.experiments.sweep.costs import write_costs
+from jaxpfl.experiments.sweep.costs import write_costs, write_csv
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
 from jaxpfl.privacy import accounting, events
@@ -95,11 +93,7 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
                 where = f"Ahead of {end} in {sweep.metric}"
                 record["cautions"].append(f"{where}: {ahead}. {end} is no ceiling.")
         files.write_json(out / "sweep.json", record)
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        files.write_atomically(out / "table.csv", buffer.getvalue())
+        write_csv(out / "table.csv", rows)
         write_sweep_page(out, sweep, record)
         files.without_times(out)
     return SweepOutcome(out, record)

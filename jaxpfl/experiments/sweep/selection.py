@@ -111,7 +111,6 @@ class Selection:
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """What the selection costs."""
         return self._guarantee(self.points[0].config, self._selected)
 
     @cached_property
@@ -323,7 +322,6 @@ def _rank(metric: str, scored: Mapping[str, Any]) -> float:
 
 
 def page_of(record: Mapping[str, Any]) -> Page:
-    """The page of `selection.json`."""
     best, metric = record["selected"], record["metric"]
     rows = [("the best point", "none: the number of points came to 0")]
     if best is not None:

@@ -265,7 +265,6 @@ def stored_params(artifacts: Artifacts, name: str, model: Model, train: Callable
 
 
 def params_digest(params: Any) -> str:
-    """The SHA-256 of parameters."""
     return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()
 
 

@@ -37,7 +37,6 @@ class Tensors(dict[str, tuple[Path, Any]]):
         self.path = path
 
     def file(self, name: str) -> Path:
-        """The file that holds a tensor."""
         return self[name][0]
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:

@@ -99,7 +99,6 @@ class EncoderConfig(Checked):
         return self.pad + 1 if self.model_type == "roberta" else 0
 
     def group(self, layer: int) -> int:
-        """The group to which a layer belongs."""
         return layer * self.groups // self.layers
 
     @classmethod

@@ -72,7 +72,6 @@ class PreferenceSettings(Checked):
     dtype: Literal["float32", "bfloat16"] | None = None
 
     def computing(self, model: Decoder) -> Decoder:
-        """The model with the settings of its computations."""
         compute = model.compute if self.dtype is None else self.dtype
         return dataclasses.replace(model, compute=compute, remat=model.remat or self.remat)
 

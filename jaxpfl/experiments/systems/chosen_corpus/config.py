@@ -53,8 +53,7 @@ class LabelsConfig(Checked):
     column: str
     names: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if len(self.names) < 2 or len(set(self.names)) < len(self.names) or "" in self.names:
             raise InputError(
                 f"labels.names must be two labels or more, each once, found {list(self.names)}"
@@ -95,8 +94,7 @@ class Config(Checked):
     writer: WriterConfig | None = None
     run: RunConfig = field(default_factory=RunConfig)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         with named("cut"):
             Cut.without_model(self.cut)
         names = list(self.embedders.values())

@@ -59,7 +59,6 @@ class Study(base.Study):
 
     @cached_property
     def moments(self) -> FredPlan:
-        """The plan of the release."""
         privacy, number = self.config.privacy, len(self.clients)
         settings: Any = {"max_examples": self.config.max_examples, "population": number}
         settings["shares"] = self.config.shares

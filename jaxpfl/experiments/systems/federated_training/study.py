@@ -186,7 +186,6 @@ class Study(base.Study):
 
     @cached_property
     def fred(self) -> FredPlan | None:
-        """The plan of FreD's release."""
         settings, privacy = self.config.fred, self.config.privacy
         if settings is None:
             return None
@@ -207,7 +206,6 @@ class Study(base.Study):
 
     @cached_property
     def embedder(self) -> Embedder:
-        """The embedder of FreD."""
         assert self.config.fred is not None
         return embedder(self.config.fred.embedder)
 

@@ -86,7 +86,6 @@ class SelectionConfig(Checked):
 
     @property
     def slices(self) -> list[str]:
-        """The values of the slices."""
         return list(self.values or ())
 
 

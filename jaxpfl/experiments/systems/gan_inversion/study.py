@@ -77,7 +77,6 @@ class Study(base.Study):
 
     @property
     def gans(self) -> tuple[str, ...]:
-        """The names of all GANs."""
         return tuple(f"{phase}_{side}" for phase in PHASES for side in self.sides)
 
     @property
@@ -114,7 +113,6 @@ class Study(base.Study):
         return plan_of_everyone(len(self.clients), most, settings.epsilon, privacy.delta)
 
     def accuracy(self) -> Algorithm:
-        """The release of accuracies."""
         settings = self.config.selection
         if settings.by != "slice":
             return federated_metrics(self.accuracy_plan)

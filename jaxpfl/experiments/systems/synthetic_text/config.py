@@ -73,8 +73,7 @@ class CorpusConfig(Checked):
     cut: str = "messages"
     fine_tuning: Training = field(default_factory=_FINE_TUNING)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         with named("corpus.cut"):
             Cut.parse(self.cut)
         if (set(self.pool) == {"public", sections.WRITTEN}) != (self.chosen is not None):
@@ -147,8 +146,8 @@ class PopriConfig(PopriSettings):
     tune: TuneConfig | None = None
     final_prompts: Literal["samples", "best_responses"] = "samples"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         judged, by_distance = self.checkpoint == "judged", self.corpus != "all"
         by_look = {"corpus": by_distance, "checkpoint": judged, "tune": self.tune is not None}
         for name, chosen in by_look.items():
@@ -259,8 +258,7 @@ class SyntheticTextConfig(Checked):
     run: sections.RunConfig = field(default_factory=sections.RunConfig)
     simulated: LargerPopulation | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         if not self.vocab_size > 256:
             raise InputError(f"vocab_size must be above 256, found {self.vocab_size}")
         self.evaluation.check_split(self.data.split)

@@ -154,7 +154,6 @@ class StudyModels:
         return Artifacts(directory / ARTIFACTS, run=digest[:12])
 
     def rows(self, texts: list[str]) -> np.ndarray:
-        """See `text_rows`, for the downstream model."""
         return text_rows(self.tokeniser, texts, self.config.corpus.tokens)
 
     def fitted(
