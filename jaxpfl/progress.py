@@ -72,7 +72,9 @@ class Progress:
         self._waiting = waiting
         self._progress, self._start = progress, 0
         self._values = ""
-        self._began = self._said = time.monotonic()
+        self._said = time.monotonic()
+        # The steps after which the speed is measured, and when: the first step compiles.
+        self._timed: tuple[int, float] | None = None
         self._bar: Any = None
         self._cell: Any = None
         if progress:
@@ -102,9 +104,8 @@ class Progress:
             self._cell("")
 
     def begin(self, done: int, total: int | None = None) -> None:
-        """States that `done` steps of a `total` were done earlier; the speed is of later ones."""
-        self._start = done
-        self._began = time.monotonic()
+        """States that `done` steps of a `total` were done earlier."""
+        self._start, self._timed = done, None
         self._total = self._total if total is None else total
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=self._total, status=self._waiting)
@@ -118,15 +119,19 @@ class Progress:
             measured = "  ".join(f"{name} {value}" for name, value in values.items())
             self._values = f"{measured} at {self._step} {done}"
         left = ""
-        if done > self._start:
-            speed = (done - self._start) / max(now - self._began, 1e-9)
+        if self._timed is None and done > self._start:
+            self._timed = done, now
+        if self._timed is None:
+            parts = [self._waiting]
+        elif done == self._timed[0]:
+            parts = [""]
+        else:
+            speed = (done - self._timed[0]) / max(now - self._timed[1], 1e-9)
             parts = ["" if self._step == "percent" else f"{speed:.2f} {self._step}s/s"]
             if self._total and done < self._total:
                 left = f"{timedelta(seconds=round((self._total - done) / speed))} left"
             if self._clients is not None:
                 parts.append(f"{speed * self._clients:.0f} clients/s")
-        else:
-            parts = [self._waiting]
         status = [parts[0], self._values, *parts[1:]]
         line = "  ".join(filter(None, [*status[:2], left, *status[2:]]))
         line = Progress.latest = f"{self._label}: {self._step} {done}/{self._total or '?'}  {line}"

@@ -2,8 +2,7 @@
 
     python -m tools.audits                       # all of them, half an hour
     python -m tools.audits quickstart popri      # those whose name contains a word
-    python -m tools.audits --write               # docs/auditing.md's tables and its figure, from
-                                                 # the stored rows
+    python -m tools.audits --write               # the docs' tables and figure, from the stored rows
 
 Each release is played for as long as `--seconds` of processor time allow, whatever is seen, with
 all of its clients as canaries, or 16,384 of them. Configs of sweeps and of the papers are not
@@ -37,8 +36,9 @@ from jaxpfl.privacy.ledger import guarantee_of
 from tools.defects import between, markdown
 
 RESULTS = "audits"
-PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
-FIGURE = PAGE.with_name("audits.png")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"system": DOCS / "trust_tests.md", "worse": DOCS / "auditing.md"}
+FIGURE = DOCS / "audits.png"
 # What the figure shows of the rows: a release of each system.
 SHOWN = {
     "FreD": ("quickstart", "FreD"),
@@ -240,11 +240,11 @@ def worse_table(rows: list[dict[str, Any]]) -> str:
     return markdown(cells)
 
 
-def written(page: str, rows: list[dict[str, Any]]) -> str:
-    """The page with the tables of these rows in their places."""
-    for kind, table in (("system", systems_table), ("worse", worse_table)):
-        page = between(page, *MARKS[kind], table([row for row in rows if row["audit"] == kind]))
-    return page
+def written(kind: str, rows: list[dict[str, Any]]) -> str:
+    """The page of a kind of audit, with the table of these rows in its place."""
+    table = systems_table if kind == "system" else worse_table
+    shown = table([row for row in rows if row["audit"] == kind])
+    return between(PAGES[kind].read_text(encoding="utf-8"), *MARKS[kind], shown)
 
 
 def main() -> int:
@@ -256,7 +256,8 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="of the names of configs (default: all)")
     arguments = parser.parse_args()
     if arguments.write:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), stored()), encoding="utf-8")
+        for kind, page in PAGES.items():
+            page.write_text(written(kind, stored()), encoding="utf-8")
         drawn(stored()).savefig(FIGURE)
         return 0
     exceeded = False

@@ -28,9 +28,9 @@ exit codes:
   1    a fault of the program or the machine, such as a full disk
   2    bad input: the message says where, what was found and what was expected
   3    the privacy budget is exhausted: the next release was not made
-  4    a sweep ended, and points of it failed: each with its sentence; the others are done
-  5    an audit found that more is released than the ledger states, or texts did not pass one
-  6    done, but stdout could not take the result, or all of it; 141: its reader was gone
+  4    some points of a sweep failed, each with its sentence; the others are done
+  5    an audit found more than the stated epsilon allows, or texts did not pass one
+  6    done, but the result could not be written to stdout; 141: its reader was gone
   130  interrupted by SIGINT; 143: by SIGTERM; 129: by SIGHUP. A run that had begun can be resumed
 """
 
@@ -87,7 +87,7 @@ COMMANDS = {
     ),
     "synthesize": _Command(
         begin.add_synthesize, begin.synthesize,
-        "Choose public texts that are together like those of a table of your own, by one release.",
+        "Choose public texts that, together, are like those of your own table, by one release.",
         "synthesize messages.csv --client user --text message --public news.jsonl --epsilon 4",
     ),
     "configs": _Command(
@@ -112,7 +112,7 @@ COMMANDS = {
     ),
     "predict": _Command(
         runs.add_predict, runs.predict,
-        "Say what a trained model predicts for the rows of a table.",
+        "Write what a trained model predicts for the rows of a table.",
         "predict exported new.csv --out predictions.csv",
     ),
     "report": _Command(
@@ -135,23 +135,23 @@ COMMANDS = {
     ),
     "budget": _Command(
         privacy.add_budget, privacy.budget,
-        "Say what the releases in a ledger, or in several, have cost together.",
+        "Show what all releases in a ledger, or in several, have cost together.",
         "budget runs/mine/ledger.jsonl --delta 1e-5",
     ),
     "verify": _Command(
         privacy.add_verify, privacy.verify,
-        "Check certificates: every epsilon is computed again, ledgers and weights are compared.",
+        "Check certificates: compute each epsilon again, and compare ledgers and weights.",
         "verify runs/mine/certificate.json --ledger runs/mine/ledger.jsonl",
     ),
     "calibrate": _Command(
-        privacy.add_calibrate, privacy.calibrate, "Noise for an epsilon, or epsilon for a noise.",
+        privacy.add_calibrate, privacy.calibrate, "Compute noise for an epsilon, or its epsilon.",
         "calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 --clients-per-round "
         "1000",
     ),
     "audit": _Command(
         privacy.add_audit, privacy.audit,
         "Attack the releases of a config with canaries, for a lower bound on their epsilon; or "
-        "compare what published texts repeat of training and of held-out clients.",
+        "compare how much published texts repeat training clients and held-out ones.",
         "audit quickstart --runs 16", takes_overrides=True,
     ),
     "fred": _Command(

@@ -103,25 +103,24 @@ def add_synthesize(parser: argparse.ArgumentParser) -> None:
     for name in ("client", "text"):
         parser.add_argument(f"--{name}", metavar="COLUMN", help=_COLUMNS[name])
     parser.add_argument("--public", metavar="SOURCE", nargs="+", required=True, help=_PUBLIC)
-    epsilon = "of the one release; smaller is more private"
+    epsilon = "smaller is more private"
     parser.add_argument("--epsilon", type=float, required=True, help=epsilon)
     delta = "default: a power of ten, at most 0.1 / the number of clients, which is public"
     parser.add_argument("--delta", type=float, help=delta)
     texts = "how many are chosen (default: 1000)"
     parser.add_argument("--texts", type=int, metavar="N", default=1_000, help=texts)
-    embedder = "hashed, minilm, ...; several share the release (default: minilm where its weights "
-    embedder += "are at hand, else hashed)"
+    embedder = "hashed, minilm, ... or several (default: minilm if its weights are here, or hashed)"
     parser.add_argument("--embedder", metavar="NAME", nargs="+", help=embedder)
-    judge = "an embedder with a tenth of the release, which only reports how near the texts are"
+    judge = "an embedder that only reports how near the texts are; takes a tenth of the release"
     parser.add_argument("--judge", metavar="NAME", help=judge)
-    cut = "how all texts are cut: messages (default), sentences, words:N or documents:N"
+    cut = "cuts all texts alike: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
-    writer = "smollm2, another published model or ADDRESS#MODEL: continues chosen texts, after "
-    writer += "which all are chosen anew, at no further cost (default: no text is written)"
+    writer = "a model that continues chosen texts, after which all are chosen anew, at no further "
+    writer += "cost: smollm2, another published model or ADDRESS#MODEL (default: none)"
     parser.add_argument("--writer", metavar="MODEL", help=writer)
-    label = "a column of labels: texts are chosen for each of --labels, by the one release"
+    label = "a column of labels: texts are chosen for each of --labels, by one release"
     parser.add_argument("--label", metavar="COLUMN", help=label)
-    labels = "of --label, with commas: a PUBLIC list; texts with other labels are left out"
+    labels = "the PUBLIC list of labels, with commas; texts with other labels are left out"
     parser.add_argument("--labels", metavar="A,B,...", help=labels)
     common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
     common.add_path(parser, "--out", "DIR", "default: runs/NAME-OF-FILE")

@@ -31,8 +31,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "directory": {"metavar": "RUN", "type": path, "help": "directory of a run"},
     "--dry-run": {
         "action": "store_true",
-        "help": "check config, shapes, memory and epsilon: read no client, fetch, charge and write "
-        "nothing (--data.clients N gives their number where the config does not)",
+        "help": "show shapes, memory and epsilon; read no client; fetch, charge and write nothing "
+        "(--data.clients N: their number, if it is not in the config)",
     },
     "--distributed": {
         "metavar": "HOW",
@@ -42,7 +42,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     },
     "--launcher": {
         "choices": ("ray", "slurm"),
-        "help": "share the run, or each of a sweep, among processes on --hosts N nodes",
+        "help": "share a run, or each run of a sweep, among processes on --hosts N nodes",
     },
     "--hosts": {"type": int, "metavar": "N", "help": "the number of nodes of --launcher"},
 }

@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     choices = ("list", "get", "check")
     parser.add_argument("action", metavar="ACTION", choices=choices, help=action)
-    name = "of a data set, for get; the folder, for check"
+    name = "the data set to get, or the folder to check"
     parser.add_argument("name", metavar="NAME", nargs="?", help=name)
     folder = "where to put it (default: the folder that its environment variable names)"
     add_path(parser, "--folder", "DIR", folder)
@@ -134,13 +134,10 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="what to read; see jaxpfl.data.open")
-    out = "a new folder; it is private, and complete or absent"
+    out = "a new folder with the clients' data; if interrupted, there is none"
     parser.add_argument("out", metavar="OUT", type=path, help=out)
-    public = (
-        "write token ids in place of the texts, for a word model of this vocabulary: a "
-        "vocabulary.json, a folder with tokens, TensorFlow Federated's "
-        "stackoverflow.word_count.tar.bz2, or any source of PUBLIC text, whose words are counted"
-    )
+    public = "write token ids in place of texts, by the words of this file: a vocabulary.json, a "
+    public += "folder with tokens, stackoverflow.word_count.tar.bz2, or any source of PUBLIC text"
     parser.add_argument("--vocabulary", metavar="PUBLIC", help=public)
     size = "the model's vocab_size: the most frequent words, and four special ids"
     parser.add_argument("--vocab-size", metavar="IDS", type=int, help=size)
@@ -162,7 +159,7 @@ def run_convert(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, An
 
 def add_convert_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=path, help="a model in a GGUF file")
-    folder = "for config.json, the weights as safetensors, and the tokeniser's files"
+    folder = "a new folder for config.json, safetensors and the tokeniser's files"
     parser.add_argument("out", metavar="FOLDER", type=path, help=folder)
     dtype = "of the written weights (default: float32, which keeps the file's values exactly)"
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtype)

@@ -12,34 +12,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", metavar="SOURCE", required=True, help="the clients")
     corpora = "public corpora, each SOURCE or NAME=SOURCE, such as 'wiki.csv?text=article'"
     parser.add_argument("--candidates", metavar="SOURCE", nargs="+", required=True, help=corpora)
-    parser.add_argument("--epsilon", type=float, required=True)
-    parser.add_argument("--delta", type=float, required=True)
+    parser.add_argument("--epsilon", type=float, required=True, help="smaller is more private")
+    parser.add_argument("--delta", type=float, required=True, help="below 1 / clients")
     unit = "what is protected: a client with all it holds (default), or one example"
     parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
-    mode = "paper: Algorithm 1 as printed, for --unit example; charges what that REALISES, and "
-    mode += "publishes how many clients and examples there are"
+    mode = "paper: Algorithm 1 as printed, by example; charges what it REALISES; N is public"
     parser.add_argument("--mode", choices=("exact", "paper"), default="exact", help=mode)
-    population = (
-        "how many clients (or examples) there are, if that is public: more exact if they are few"
-    )
+    population = "the number of clients (or examples), if it is public: few are then ranked better"
     parser.add_argument("--population", type=int, metavar="N", help=population)
     embedder = "hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ..."
     parser.add_argument("--embedder", metavar="NAME", default="hashed", help=embedder)
-    parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
-    parser.add_argument(
-        "--max-examples",
-        type=int,
-        metavar="K",
-        default=64,
-        help="examples of a client that are used at most, drawn at random before they are embedded "
-        "(default: 64); where the unit is the example, all are used",
-    )
-    cut = "how texts of clients and corpora are cut, all alike: messages (as their sources give "
-    cut += "them; default), sentences, words:N or documents:N"
+    parser.add_argument("--clip-norm", type=float, default=1.0, help="for embeddings (default: 1)")
+    most = "embed at most K random examples of a client (default: 64); with --unit example, all"
+    parser.add_argument("--max-examples", type=int, metavar="K", default=64, help=most)
+    cut = "cuts all texts alike: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
-    choose = "chooses N single texts of all corpora by the same release, at no further cost"
+    choose = "also choose N single texts of all corpora by the same release, at no further cost"
     parser.add_argument("--choose", type=int, metavar="N", help=choose)
-    file = "where the chosen texts are written, .jsonl or .parquet (default: OUT/chosen.jsonl)"
+    file = "the file for the chosen texts, .jsonl or .parquet (default: OUT/chosen.jsonl)"
     common.add_path(parser, "--texts", "FILE", file)
     common.add(parser, "--distributed")
     common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")

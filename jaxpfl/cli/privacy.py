@@ -14,13 +14,13 @@ EXCEEDED = 5
 
 
 def _add_accountant(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--accountant", help="pld, rdp ...; default: by the sampling")
+    parser.add_argument("--accountant", help="pld, rdp, ... (default: what fits the sampling)")
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
-    text = "such as ledger.jsonl of a run; of several, also what all of them cost together"
+    text = "a ledger, such as a run's ledger.jsonl; of several, their joint cost is shown, too"
     parser.add_argument("ledgers", metavar="LEDGER", type=common.path, nargs="+", help=text)
-    parser.add_argument("--delta", type=float, required=True, help="of the guarantee, such as 1e-5")
+    parser.add_argument("--delta", type=float, required=True, help="the guarantee's, such as 1e-5")
     _add_accountant(parser)
 
 
@@ -53,8 +53,8 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ledger", type=common.path, action="append", default=[], metavar="FILE", help=text
     )
-    parser.add_argument("--weights", type=common.path, metavar="FOLDER", help="that `export` wrote")
-    text = "also say what all of them cost together, if they are of the same clients"
+    parser.add_argument("--weights", type=common.path, metavar="FOLDER", help="what `export` wrote")
+    text = "also show what all of them cost together, for the same clients"
     parser.add_argument("--together", action="store_true", help=text)
 
 
@@ -72,22 +72,17 @@ def verify(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 def add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True, help="below 1 / population")
     parser.add_argument("--rounds", type=int, required=True, help="number of releases")
-    parser.add_argument("--population", type=int, help="clients in all")
+    parser.add_argument("--population", type=int, help="number of clients")
     parser.add_argument("--clients-per-round", type=int, help="expected cohort size")
-    text = (
-        "the share of clients that can take part in a round: compares all mechanisms, by default "
-    )
-    text += (
-        "for 10,000 to 10,000,000 clients, in cohorts of all that check in or --clients-per-round"
-    )
+    text = "the share of clients that can take part in a round: compares all mechanisms, by "
+    text += "default for 10,000 to 10,000,000 clients, in cohorts of all who can"
     parser.add_argument("--check-in-rate", type=float, metavar="SHARE", help=text)
     common.add_path(parser, "--out", "FILE", "with --check-in-rate, a picture (PNG)")
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--epsilon", type=float, help="find the noise for it")
-    wanted.add_argument("--noise-multiplier", type=float, help="find the epsilon of it")
+    wanted.add_argument("--epsilon", type=float, help="find the noise for this epsilon")
+    wanted.add_argument("--noise-multiplier", type=float, help="find the epsilon of this noise")
     _add_accountant(parser)
-    sampling = "default: poisson, with PLD"
-    parser.add_argument("--sampling", choices=("poisson", "fixed"), help=sampling)
+    parser.add_argument("--sampling", choices=("poisson", "fixed"), help="default: poisson")
 
 
 def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -178,11 +173,11 @@ def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 _AUDIT = (
-    ("--canaries", "M", 1_000, "in each run"),
-    ("--runs", "K", 8, "of each release"),
-    ("--rounds", "T", 20, "at most, of each run"),
-    ("--confidence", "C", 0.99, "of the bounds"),
-    ("--seed", "N", 0, "of the game"),
+    ("--canaries", "M", 1_000, "canaries in each run"),
+    ("--runs", "K", 8, "runs of each release"),
+    ("--rounds", "T", 20, "the most rounds of a run"),
+    ("--confidence", "C", 0.99, "probability that all bounds hold"),
+    ("--seed", "N", 0, "of what the audit draws"),
 )
 
 
@@ -192,12 +187,12 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
     text += "not repeat training clients more than held-out ones"
     parser.add_argument("--texts", metavar="TEXTS", help=text)
     for name in ("--training", "--held-out"):
-        text = f"{name[2:]} clients, of --texts (default: those of the run)"
+        text = f"{name[2:]} clients to compare --texts with (default: the run's)"
         parser.add_argument(name, metavar="SOURCE", help=text)
     for name, metavar, default, what in _AUDIT:
         text = f"{what} (default: {default})"
         parser.add_argument(name, type=type(default), metavar=metavar, default=default, help=text)
-    text = "also write the record as JSON; of --texts a folder, for private/leakage.html"
+    text = "also write the record as JSON; with --texts, a folder for private/leakage.html"
     common.add_path(parser, "--out", "FILE", text)
 
 

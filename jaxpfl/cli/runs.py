@@ -21,13 +21,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     live = "show the page of the run while it is under way, at an address of this machine"
     parser.add_argument("--live", action="store_true", help=live)
     common.add_path(parser, "--out", "DIR", "run directory (default: runs/NAME-OF-CONFIG)")
-    common.add_path(
-        parser,
-        "--ledger",
-        "FILE",
-        "same as --privacy.ledger: a ledger that several runs on these clients share (default: the "
-        "run's own, in its directory)",
-    )
+    ledger = "a ledger that several runs on these clients share (default: the run's own)"
+    common.add_path(parser, "--ledger", "FILE", ledger)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -107,7 +102,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     common.add(parser, "directory")
     text = "a new folder"
     parser.add_argument("folder", metavar="FOLDER", type=common.path, nargs="?", help=text)
-    more = "synthetic texts (default: as many as the run wrote; more cost the clients nothing)"
+    more = "number of synthetic texts (default: as in the run); more cost no privacy"
     parser.add_argument("--texts", type=int, metavar="N", help=more)
     text = "instead, print the run's entry for the registry of differential privacy deployments"
     parser.add_argument("--registry", action="store_true", help=text)
@@ -151,8 +146,8 @@ _ENDINGS = (".csv", ".parquet", ".jsonl")
 def add_predict(parser: argparse.ArgumentParser) -> None:
     text = "a folder that `jaxpfl export` wrote, or the directory of a finished run"
     parser.add_argument("model", metavar="MODEL", type=common.path, help=text)
-    text = "the rows: a table that has the fields which the model was trained on; or with options "
-    text += "that name others, as in 'FILE?text=title,body', see docs/own_data.md"
+    text = "a table with the fields that the model was trained on, or with options that name "
+    text += "others, as in 'FILE?text=title,body', see docs/own_data.md"
     parser.add_argument("table", metavar="TABLE", help=text)
     text = f"a new file, {', '.join(_ENDINGS)} (default: CSV on stdout)"
     common.add_path(parser, "--out", "FILE", text)

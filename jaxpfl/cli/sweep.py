@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, metavar="N", help=seeds)
     ray = "carry out N points at a time, each in a process of Ray (default: one at a time, here)"
     parser.add_argument("--ray", type=int, metavar="N", help=ray)
-    private = "release the best of a random number of points, at the price of a private selection"
+    private = "release only the best of a random number of points, and charge for the choice"
     parser.add_argument("--private-selection", action="store_true", help=private)
 
 

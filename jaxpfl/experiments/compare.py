@@ -49,8 +49,10 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
     keys = dict.fromkeys(key for values in settings.values() for key in values)
     rows = [(key, *(values.get(key, "") for values in settings.values())) for key in keys]
     rows.append(("seed", *(str(run.start["seed"]) for run in runs.values())))
-    table = Table(("setting", *runs), [row for row in rows if len(set(row[1:])) > 1])
-    sections = [Section("Settings that differ", table=table)]
+    lines = [("", *runs), *(row for row in rows if len(set(row[1:])) > 1)]
+    if len(runs) > len(lines):
+        lines = list(zip(*lines, strict=True))  # of many runs, a line each
+    sections = [Section("Settings that differ", table=Table(lines[0], lines[1:]))]
     scores = {name: _scores(run) for name, run in runs.items()}
     for data in dict.fromkeys(data for sets in scores.values() for data in sets):
         on_data = {name: sets[data] for name, sets in scores.items() if data in sets}
@@ -64,8 +66,9 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
     costs = [(name, line) for name, run in runs.items() for line in _costs(run)]
     sections.append(Section("Each run alone", table=Table(("run", "its privacy"), costs)))
     *names, last = runs
+    title = f"{', '.join(names)} and {last}" if len(runs) < 7 else f"{len(runs)} runs"
     return Page(
-        title=f"{', '.join(names)} and {last} compared",
+        title=f"{title} compared",
         lead="; ".join(dict.fromkeys(run.start["population"] for run in runs.values())),
         stamp=some_are(run.mark for run in runs.values()),
         privacy=NOTE,

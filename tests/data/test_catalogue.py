@@ -24,13 +24,11 @@ def test_every_source_of_a_config_is_of_a_data_set_and_every_data_set_but_one_is
 
 
 def test_the_documentation_has_the_same_table():
-    expected = ["| name | place | clients | made of | licence | `jaxpfl data get` |"]
-    expected.append("|---|---|---|---|---|---|")
+    expected = ["| name | clients | made of | licence | `jaxpfl data get` |"]
+    expected.append("|---|---|---|---|---|")
     for name, each in data_sets().items():
-        place = " and ".join(f"`${each.variable}/{file}`" for file in each.files)
         how = "fetches it" if each.downloads or each.hub else "says how" if each.variable else ""
-        cells = (place if each.variable else "in the installation", each.clients, each.origin)
-        cells = [cell.replace("|", r"\|") for cell in cells]  # within a table of Markdown
+        cells = [cell.replace("|", r"\|") for cell in (each.clients, each.origin)]  # of Markdown
         expected.append(f"| `{name}` | {' | '.join(cells)} | {each.licence} | {how} |")
     found = re.search(r"## All of them\n\n((?:\|.*\n)+)", PAGE.read_text("utf-8"))
     assert found is not None

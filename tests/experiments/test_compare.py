@@ -6,6 +6,7 @@ import dp_accounting
 import pytest
 
 from jaxpfl.cli import main
+from jaxpfl.experiments.report.run_page import RunFiles, figures_of
 from jaxpfl.privacy import Ledger, certificate
 from tests.privacy.ledgers import EVERYONE, filled
 
@@ -63,6 +64,20 @@ def test_runs_of_python_are_repetitions_of_no_other(compared):
     alike = {"config": {}, "queries": [{"label": "up", "plan": {"clip": 1}}]}
     text = compared({"a": (1.0, alike), "b": (3.0, alike | {"seed": 1})})[1]
     assert "±" not in text and "Run once" not in text
+
+
+def test_of_many_runs_the_lowest_and_highest_are_named(compared, tmp_path):
+    runs = {f"r{k}": (float(k), settings(k)) for k in range(20)}
+    text = compared(runs)[1]
+    assert "20 runs compared" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert all([f"r{k}", str(k)] in rows for k in range(20))  # a line each: the one setting
+    files = {name: RunFiles.read(tmp_path / name) for name in runs}
+    figure = figures_of(next(iter(files.values())).kinds, files, "tests")[0][-1]
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["14 more", "r0", "r1", "r2", "r17", "r18", "r19"]
+    # On the page, whoever points at a curve sees its name.
+    assert 'data-value="r9, round 2: 9"' in (tmp_path / "runs/compare/report.html").read_text()
 
 
 def test_what_cannot_be_compared_is_refused(compared, tmp_path):

@@ -10,7 +10,7 @@ from jaxpfl.experiments.report.page import Section, Table
 
 # Of the drawn texts, so many are shown.
 _EXAMPLES = 3
-_OF = {"mixture": "best mixture of corpora", "chosen": "chosen texts", "drawn": "texts drawn"}
+_OF = {"mixture": "best mixture of corpora", "chosen": "weighted texts", "drawn": "texts taken"}
 
 
 def record_of(choice: Choice, text: Callable[[int], str] | None) -> dict[str, Any]:
@@ -35,7 +35,8 @@ def lines(choice: Mapping[str, Any]) -> list[str]:
     number, pool, size = choice["texts"], choice["pool"], choice["effective_size"]
     return [
         f"{number:,} of {pool:,} texts were chosen: {' + '.join(shares)}.",
-        f"They are drawn from weights with an effective size of {size:,.0f} texts.",
+        f"A text's weight is its chance to be taken. The weights are worth "
+        f"{size:,.0f} texts of equal weight.",
         "Squared Frechet distance to the clients, estimated: "
         f"{', '.join(distances(choice['distances']))}. Where noise hides much, all three are too "
         "small: compare them with each other alone.",
@@ -58,8 +59,7 @@ def cautions(choice: Mapping[str, Any]) -> list[str]:
         return []
     return [
         "No choice of single texts is nearer to the clients than the best mixture of corpora by "
-        "more than the noise hides: the best mixture is taken, and texts are drawn from it at "
-        "random."
+        "more than the noise hides. So texts were taken at random from the best mixture."
     ]
 
 
@@ -67,7 +67,7 @@ def section(choice: Mapping[str, Any], stamp: str = "") -> Section:
     """The sentences of `lines`, and some of the texts, which are public."""
     texts = Table(("some of them",), [(text,) for text in choice["examples"]], style="sentences")
     return Section(
-        "Public texts, chosen one by one by the same release",
+        "Single public texts, chosen by the same release",
         " ".join(lines(choice)),
         table=texts if choice["examples"] else None,
         stamps=[stamp] if stamp else [],

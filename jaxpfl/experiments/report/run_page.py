@@ -274,13 +274,19 @@ def figures_of(
         # A fixed clip norm is one of the facts, and no curve.
         if not values or (name == "clip_norm" and len(set(values)) == 1):
             continue
-        axes = plots.axes(title, data and f"on {data}")
-        for index, (label, points) in enumerate(curves.items()):
-            style: dict[str, Any] = {"label": label}
+        # Of more curves than colours, those that end lowest and highest have colours and names.
+        ends = sorted(curves, key=lambda label: curves[label][-1][1])
+        named = list(curves) if len(ends) <= len(plots.COLOURS) else [*ends[:3], *ends[-3:]]
+        others = [label for label in curves if label not in named]
+        axes = plots.axes(title, data and f"on {data}", height=4.6 if others else 3.1)
+        for label in others + named:
+            points, style = curves[label], {"label": label}
             if not runs[label].start["private"]:
                 style = {"label": f"{label} (NOT PRIVATE)", "linestyle": "--"}
                 style |= {"color": plots.RED} if len(runs) == 1 else {}
-            plots.curve(axes, points, index, **style)
+            if label in others:
+                style |= {"color": plots.GREY, "linewidth": 0.7, "marker": ""}
+            plots.curve(axes, points, named.index(label) if label in named else 0, **style)
             for point in points:
                 if data and point[0] == runs[label].result.get("kept"):
                     axes.plot(*point, "o", color=plots.INK, fillstyle="none", ms=10, label="_kept")
@@ -294,7 +300,11 @@ def figures_of(
             axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
         axes.locator_params(axis="x", integer=True)
         legend = len(runs) > 1 or not all(run.start["private"] for run in runs.values())
-        plots.labelled(axes, "round", axis, legend=legend)
+        plots.labelled(axes, "round", axis, legend=legend and not others)
+        if others:
+            drawn = [line for line in axes.lines if line.get_label() != "_kept"][len(others) - 1 :]
+            texts = [f"{len(others)} more", *(line.get_label() for line in drawn[1:])]
+            axes.figure.legend(drawn, texts, frameon=False, fontsize=8.5, loc="outside lower left")
         # The legend says which curves have marks, where these differ.
         if len(marks := {run.mark for run in runs.values()}) == 1:
             plots.watermark(axes, *marks)

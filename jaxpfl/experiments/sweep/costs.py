@@ -9,6 +9,7 @@ them.
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,15 +71,18 @@ def taken(folder: Path) -> dict[str, float | None]:
 
     Returns:
       "seconds", from a run's beginning to its last release, with compilation and what is done
-      between releases, over all runs of the point; and "clients_a_second" of them.
+      between releases, over all runs of the point; and "clients_a_second" without the first
+      release of each run, which compiles.
     """
-    seconds, clients = 0.0, 0
+    seconds, later, clients = 0.0, 0.0, 0
     for _, rounds in _runs(folder):
-        # A run that was resumed counts from its resumption on.
-        last = zip(rounds, [*rounds[1:], None], strict=True)
-        seconds += sum(a["seconds"] for a, b in last if b is None or b["seconds"] < a["seconds"])
-        clients += sum(line["clients"] for line in rounds)
-    return {"seconds": seconds or None, "clients_a_second": clients / seconds if seconds else None}
+        # A run that was resumed counts from its resumption on, and compiles again.
+        for before, line in zip([{"seconds": math.inf}, *rounds], rounds, strict=False):
+            first = line["seconds"] < before["seconds"]
+            took = line["seconds"] - (0.0 if first else before["seconds"])
+            seconds += took
+            later, clients = later + took * (not first), clients + line["clients"] * (not first)
+    return {"seconds": seconds or None, "clients_a_second": clients / later if later else None}
 
 
 def _runs(folder: Path) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

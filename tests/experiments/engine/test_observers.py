@@ -57,14 +57,16 @@ def test_progress_that_is_off_prints_messages_alone_and_without_a_terminal_a_lin
 
 def test_a_line_says_when_its_values_are_from(capsys, monkeypatch):
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
-    with Progress("test", total=2, step="round") as bar:
+    with Progress("test", total=3, step="round", clients=10) as bar:
         bar.begin(0)
-        for done, values in enumerate([{}, {"loss": "1"}, {}]):
+        for done, values in enumerate([{}, {"loss": "1"}, {}, {}]):
             bar.update(done, values)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == [f"test: round {n}/2" for n in range(3)]
+    assert [line.split("  ")[0] for line in lines] == [f"test: round {n}/3" for n in range(4)]
     assert "compiling" in lines[0] and "loss 1 at round 1" in lines[2]
-    assert [" left" in line for line in lines] == [False, True, False]
+    # The first round compiles, and says nothing of the speed of others.
+    assert [" left" in line for line in lines] == [False, False, True, False]
+    assert ["clients/s" in line for line in lines] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -1,4 +1,4 @@
-"""A chosen public corpus: public texts, chosen one by one by one release of clients' moments."""
+"""A chosen public corpus: single public texts, chosen by one release of clients' moments."""
 
 from jaxpfl.experiments.systems.base import System
 from jaxpfl.experiments.systems.chosen_corpus.config import Config

@@ -62,7 +62,7 @@ class LabelsConfig(Checked):
 
 @dataclass(frozen=True)
 class Config(Checked):
-    """Public texts that are chosen one by one by one release of the clients' moments.
+    """Single public texts, chosen by one release of the clients' moments.
 
     The clients of `data.split.train` make the release. Their number is public.
 

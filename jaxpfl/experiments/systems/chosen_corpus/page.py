@@ -34,7 +34,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
             (f"{choice['distances']['mixture']:.3g}", "the same of the best mixture of corpora"),
         ],
         sections=[
-            Section("Chosen one by one", text, table=Table(columns, rows, (1, 2))),
+            Section("How the texts were chosen", text, table=Table(columns, rows, (1, 2))),
             *_by_label(record["labels"]),
             *_judged(record),
             *_rounds(record["writer"]),
@@ -79,19 +79,18 @@ def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
         (str(number), *(format(row[name], form) for name, form in forms.items()))
         for number, row in enumerate(writer["rounds"])
     ]
-    columns = ("round", "written texts", "of them drawn", "distance of all chosen", "of the drawn")
+    columns = ("round", "written texts", "of them taken", "distance, weighted", "of the taken")
     return [
         Section(
             "Pick, write, pick again",
             f"Written texts are by {writer['model']}. It was asked for {writer['asked']:,} texts "
-            "that go on after chosen public ones, and before the release for a few on trial; it "
-            "read no text of a client, and nothing else that follows from the release; "
-            f"it refused {refused:,} prompts; {last['written']:,} of the texts were new and not "
-            f"empty, and {last['chosen']:,} of the drawn texts are among them (source: {WRITTEN}). "
-            f"Squared distance to the clients, "
-            f"estimated: {first['distance']:.4g} before it wrote, {last['distance']:.4g} at the "
-            "end. The second is the more optimistic one, because prompts follow from the release "
-            "that both are estimated by.",
+            "that continue chosen public ones, and for a few on trial before the release. It read "
+            "no client's text, and nothing else that follows from the release. It refused "
+            f"{refused:,} prompts. {last['written']:,} of its texts were new and not empty, and "
+            f"{last['chosen']:,} of these were taken (source: {WRITTEN}). "
+            "Squared distance to the clients, estimated: "
+            f"{first['distance']:.4g} before it wrote, {last['distance']:.4g} at the end. The "
+            "second is too optimistic: prompts follow from the release that estimates both.",
             table=Table(columns, rows, (0, 1, 2, 3, 4)),
         )
     ]
@@ -104,11 +103,11 @@ def _judged(record: Mapping[str, Any]) -> list[Section]:
     near = ", ".join(chosen.distances(record["choice"]["judged"]))
     about = record["writer"]["rounds"] if record["writer"] else []
     by_round = [distance for row in about for distance in row["judged"]]
-    rounds = f" Of the texts drawn, round by round: {', '.join(f'{d:.4g}' for d in by_round)}."
+    rounds = f" Of the texts taken, round by round: {', '.join(f'{d:.4g}' for d in by_round)}."
     return [
         Section(
             "By an embedder that chose nothing",
-            f"{record['judge']} is in no objective, and decided nothing. By its part of the same "
+            f"{record['judge']} decided nothing. By its part of the same "
             f"release, the squared distance to the clients is, estimated: {near}."
             f"{rounds if by_round else ''}",
         )

@@ -119,7 +119,7 @@ def test_several_embedders_choose_and_another_judges_by_one_release(table, more,
     for name in ("card.md", "report.html"):
         content = (out / name).read_text()
         assert "hashed:8" in content and "hashed:9" in content
-        assert "hashed:7 is in no objective" in content and "canaryid" not in content
+        assert "hashed:7 decided nothing" in content and "canaryid" not in content
     again = carry_out.resume(out, progress=False).record
     assert (
         again["choice"] == record["choice"] and len(Ledger.read(out / "ledger.jsonl").charges) < 4
