@@ -52,13 +52,15 @@ def user_path(path: str | Path) -> Path:
     of variables that are not set.
 
     Raises:
-      InputError: a relative path has one, or there is no such home.
+      InputError: a relative path has one, there is no such home, or it is an address.
     """
     if str(path) != str(path).encode("utf-8", "replace").decode():
         raise InputError(
             f"{path}: expected a path in UTF-8; where its name is, Python takes another encoding "
             "from the environment: set PYTHONUTF8=1"
         )
+    if "://" in str(path):
+        raise InputError(f"{path}: expected a path on this machine, found an address")
     expanded = VARIABLE.sub(lambda name: os.environ.get(name[1] or name[2]) or name[0], str(path))
     expanded = os.path.expanduser(expanded)
     if not os.path.isabs(expanded) and (expanded.startswith("~") or VARIABLE.search(expanded)):

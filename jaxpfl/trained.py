@@ -16,8 +16,9 @@ Nothing of algorithms, federated or experiments is imported, and no file is exec
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,27 @@ class Trained:
             predicted = self._next_words(where, numbers, inputs)
         return pa.table({"row": pa.array(numbers, pa.int64()), **predicted})
 
+    def predict_by_client(self, table: str | Path, own: Callable[[str], Params]) -> pa.Table:
+        """What `predict` says for each client's rows of a table, by its own parameters. PRIVATE.
+
+        Rows have their "client", and as "row" their number among those of this client, from 1.
+
+        Args:
+          own: the parameters of the client with this id.
+        """
+        rows = data.open(table, rows=self.fields, by_client=True)
+        name, parts = self._column(rows), []
+        for index, client in enumerate(rows.client_ids.to_pylist()):
+            if len(inputs := rows.examples(index)[name]):
+                part = dataclasses.replace(self, params=own(client)).predict(inputs)
+                clients = pa.array([client] * len(part), pa.string())
+                parts.append(part.add_column(0, "client", clients))
+        return pa.concat_tables(parts)
+
     def log_probabilities(self, inputs: Any) -> np.ndarray:
         """Natural logs, float32: of classes [rows, classes], of next token ids [texts, ids]."""
         if isinstance(self.model, Classifier):
-            of = jax.nn.log_sigmoid if self._several else jax.nn.log_softmax
-            return self._computed(
-                lambda params, x: of(self.model.logits(params, x)), inputs, _BLOCK
-            )
+            return self._computed(_of_classes, inputs, _BLOCK)
         if not isinstance(self.model, RecurrentModel) or self.words is None:
             raise InputError("log_probabilities is for classifiers and for models of known words")
         ids = self._ids(inputs)
@@ -107,18 +122,12 @@ class Trained:
         for row_L, row in zip(tokens_BxL, ids, strict=True):
             row_L[: len(row)] = row
 
-        def last(params: Params, tokens_BxL: Any) -> Any:
-            logits_BxLxV = self.model.logits(params, tokens_BxL)
-            places_B = jnp.maximum(jnp.sum(tokens_BxL != PAD, 1, dtype=jnp.int32) - 1, 0)
-            logits_BxV = jnp.take_along_axis(logits_BxLxV, places_B[:, None, None], 1)[:, 0]
-            return jax.nn.log_softmax(logits_BxV)
-
         most = max(1, min(_BLOCK, _LOGITS // (length * self.model.vocab_size)))
-        return self._computed(last, tokens_BxL, most)
+        return self._computed(_of_next_tokens, tokens_BxL, most)
 
     def save(self, folder: Path, *, base: str | None = None) -> None:
         """Writes what `load` reads; of a model with adapters these, and the name of their base."""
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         folders.save(folder, self.model, self.params, base=base)
         fields = {name: names for name, names in self.fields.items() if names}
         if isinstance(self.words, Vocabulary):
@@ -137,15 +146,16 @@ class Trained:
         return isinstance(self.model, MultiLabelResNet)
 
     def _computed(self, function: Any, inputs: np.ndarray, block: int) -> np.ndarray:
-        """`function(params, inputs)` of all rows, a block of one shape at a time."""
-        function, inputs = jax.jit(function), np.asarray(inputs)
+        """`function(model, params, inputs)` of all rows, a block of one shape at a time."""
+        inputs = np.asarray(inputs)
         if not len(inputs):
             raise InputError("there are no rows to predict for")
         parts = []
         for start in range(0, len(inputs), block):
             part = inputs[start : start + block]
             padding = [(0, block - len(part)), *[(0, 0)] * (part.ndim - 1)]
-            parts.append(np.asarray(function(self.params, np.pad(part, padding)))[: len(part)])
+            predicted = function(self.model, self.params, np.pad(part, padding))
+            parts.append(np.asarray(predicted)[: len(part)])
         return np.concatenate(parts)
 
     def _read(self, rows: Any) -> tuple[str, list[int], Any]:
@@ -153,10 +163,8 @@ class Trained:
         name = self._input_name()
         if isinstance(rows, str | Path):
             population = data.open(rows, rows=self.fields)
-            where, columns = population.name, population.columns
-            if name not in columns:
-                raise InputError(f"{where}: the model reads {name!r}, found {', '.join(columns)}")
-            numbers, inputs = list(range(1, population.num_examples + 1)), columns[name]
+            where, inputs = population.name, population.columns[self._column(population)]
+            numbers = list(range(1, population.num_examples + 1))
             if population.unit.endswith("row"):
                 of_client = np.array(population.client_ids.to_pylist(), np.int64)
                 numbers = np.repeat(of_client, np.diff(population.offsets)).tolist()
@@ -188,6 +196,13 @@ class Trained:
             row = numbers[int(np.argmax(unfit))]
             raise InputError(f"{where}, row {row}: {name} must be finite numbers, found others")
         return where, numbers, inputs
+
+    def _column(self, table: data.Population) -> str:
+        """The column of a table that the model reads."""
+        name, columns = self._input_name(), table.columns
+        if name not in columns:
+            raise InputError(f"{table.name}: the model reads {name!r}, found {', '.join(columns)}")
+        return name
 
     def _input_name(self) -> str:
         """The column that the model reads; refuses a model that predicts nothing for rows."""
@@ -248,6 +263,21 @@ class Trained:
         return predicted
 
 
+# The models of one architecture share a program, such as clients' own.
+@partial(jax.jit, static_argnums=0)
+def _of_classes(model: Any, params: Params, inputs: jax.Array) -> jax.Array:
+    of = jax.nn.log_sigmoid if isinstance(model, MultiLabelResNet) else jax.nn.log_softmax
+    return of(model.logits(params, inputs))
+
+
+@partial(jax.jit, static_argnums=0)
+def _of_next_tokens(model: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
+    logits_BxLxV = model.logits(params, tokens_BxL)
+    places_B = jnp.maximum(jnp.sum(tokens_BxL != PAD, 1, dtype=jnp.int32) - 1, 0)
+    logits_BxV = jnp.take_along_axis(logits_BxLxV, places_B[:, None, None], 1)[:, 0]
+    return jax.nn.log_softmax(logits_BxV)
+
+
 def load(folder: str | Path, own: Model | None = None) -> Trained:
     """The trained model in a folder that `jaxpfl export` wrote.
 
@@ -264,7 +294,10 @@ def load(folder: str | Path, own: Model | None = None) -> Trained:
         raise InputError(f"{folder}: holds a run: `jaxpfl export {folder} FOLDER` writes its model")
     inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if inner and not any(folder.glob("*config.json")):
-        raise InputError(f"{folder}: holds several models, in the folders {', '.join(inner)}")
+        raise InputError(
+            f"{folder}: holds several models, name one of them: "
+            + ", ".join(str(folder / name) for name in inner)
+        )
     model, params = folders.load(folder, own)
     path, fields = folder / FIELDS, {}
     if path.exists():

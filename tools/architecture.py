@@ -85,6 +85,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     "launch": set(),
     "sweep": SHARED | {"systems", "registry", "carry_out", "launch", "export"},
     "export": SHARED | {"systems", "registry", "carry_out", "run"},
+    "own_models": SHARED | {"systems", "registry", "carry_out", "export"},
     **dict.fromkeys(("init", "audit", "audit_texts"), SHARED | {"systems", "registry"}),
     "dry_run": SHARED | {"systems", "registry", "sweep"},
 }

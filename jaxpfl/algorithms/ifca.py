@@ -28,15 +28,15 @@ import optax
 from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, require_parts
 from jaxpfl.algorithms.fed_avg import fed_avg
-from jaxpfl.federated.clients.client import Examples, PyTree, contribution
+from jaxpfl.federated.clients.client import PyTree
 from jaxpfl.federated.clients.local_training import LocalTraining
-from jaxpfl.federated.clients.personal import Passing
+from jaxpfl.federated.clients.personal import BestFitting
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
-class _Several:
+class Clusters:
     """k models: parameters with an axis [k] before their own. It is initialised, not trained."""
 
     model: Model
@@ -50,27 +50,6 @@ class _Several:
         """k drawn models."""
         drawn = [self.model.init(own) for own in jax.random.split(key, self.clusters)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
-
-
-@dataclasses.dataclass(frozen=True)
-class BestFitting(Passing):
-    """IFCA's client function: chooses one of the broadcast models by its loss, and trains it."""
-
-    training: LocalTraining
-
-    def __call__(self, models: PyTree, examples: Examples, key: jax.Array) -> PyTree:
-        """Changes [k, ...], zeros but for those of the chosen model."""
-
-        def add(index: jax.Array, loss_K: jax.Array) -> jax.Array:
-            batch = {name: column[index] for name, column in examples.batches.items()}
-            sums = jax.vmap(lambda params: self.model.evaluate(params, batch, examples.mask[index]))
-            return loss_K + sums(models)["loss_sum"]
-
-        clusters = len(jax.tree.leaves(models)[0])
-        chosen = jnp.argmin(jax.lax.fori_loop(0, examples.steps, add, jnp.zeros(clusters)))
-        start = jax.tree.map(lambda leaf: leaf[chosen], models)
-        change = contribution(self.training, start, examples, key)
-        return jax.tree.map(lambda all_, d: jnp.zeros_like(all_).at[chosen].set(d), models, change)
 
 
 def ifca(
@@ -91,10 +70,11 @@ def ifca(
     Raises:
       InputError: an argument is of another kind or out of range.
 
-    State and metrics are those of `fed_avg`. A client finds its model by its own data.
+    State and metrics are those of `fed_avg`. A client finds its model by its own data, by
+    `jaxpfl.Personal` with the query's `client_fn`. All are exported (`cluster_1`, ...).
     """
     require_parts(model, plan, client=client, server=server)
-    several: Any = _Several(model, checks.positive_int("clusters", clusters))
+    several: Any = Clusters(model, checks.positive_int("clusters", clusters))
     choosing = BestFitting(model, LocalTraining(model, client))
     made = fed_avg(several, client=choosing, server=server, plan=plan, **settings)
-    return made._replace(name="ifca", model=None)
+    return made._replace(name="ifca")

@@ -91,8 +91,13 @@ def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, text: str
 
 def unused_directory(name: str) -> Path:
     """Returns `runs/NAME` or, where that exists, the first free one of `runs/NAME-2`, -3 and on."""
+    return unused(Path("runs"), name)
+
+
+def unused(folder: Path, name: str, ending: str = "") -> Path:
+    """Returns FOLDER/NAMEENDING or, where that exists, FOLDER/NAME-2ENDING, -3 and on."""
     others = (f"{name}-{number}" for number in itertools.count(2))
-    paths = (Path("runs", folder) for folder in itertools.chain([name], others))
+    paths = (folder / f"{each}{ending}" for each in itertools.chain([name], others))
     return next(path for path in paths if not path.exists())
 
 

@@ -151,24 +151,20 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", help=text)
     text = f"a new file, {', '.join(_ENDINGS)} (default: CSV on stdout)"
     common.add_path(parser, "--out", "FILE", text)
+    text = "the clients' own examples, as data.source: each row of TABLE, which names its client, "
+    text += "is predicted by the client's own model, made of these (MODEL is a run of Ditto, APFL "
+    text += "or IFCA), and written to MODEL/private/"
+    parser.add_argument("--own", metavar="SOURCE", help=text)
 
 
 def predict(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     out, folder = arguments.out, arguments.model
     if out is not None and (out.exists() or out.suffix not in _ENDINGS):
         raise InputError(f"--out must be a new file with the ending {', '.join(_ENDINGS)}: {out}")
-    with tempfile.TemporaryDirectory(prefix="jaxpfl-") as temporary:
-        if (folder / "run.json").exists() or (folder / "config.yaml").exists():
-            # Only a run needs what trained it.
-            from jaxpfl.experiments.export import export as written
-
-            written(folder, folder := Path(temporary, "model"), progress=False)
-        from jaxpfl.trained import load
-
-        model = load(folder)
     with warnings.catch_warnings(record=True) as caught:
-        predicted = model.predict(arguments.table)
-    for warning in caught:
+        predicted, out = _predicted(folder, arguments.table, arguments.own, out)
+    # Of many clients' rows, the first speaks for all.
+    for warning in caught[:1] if arguments.own else caught:
         print(warning.message, file=sys.stderr)
     from pyarrow import csv, parquet
 
@@ -182,5 +178,34 @@ def predict(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         csv.write_csv(predicted, buffer)
     if out is None:
         return {"predictions": predicted.to_pylist(), "text": buffer.getvalue().decode().rstrip()}
-    files.write_atomically(out, buffer.getvalue())
+    files.write_atomically(out, buffer.getvalue(), mode=0o600 if arguments.own else 0o644)
     return {"out": str(out), "rows": len(predicted), "text": str(out)}
+
+
+def _predicted(
+    folder: Path, table: str, own: str | None, out: Path | None
+) -> tuple[Any, Path | None]:
+    """The predictions, and the file where they go."""
+    if own is not None:
+        if out is not None:
+            raise InputError("--own writes to MODEL/private/: leave out --out")
+        from jaxpfl.experiments.own_models import predict as by_client
+
+        if (folder / "config.yaml").exists():
+            common.use_run(folder)
+        predicted, absent = by_client(folder, table, own)
+        if absent:
+            shared = "the shared model, or IFCA's first, predicts for them"
+            print(f"{absent} clients have no rows in {own}: {shared}", file=sys.stderr)
+        private = files.private_directory(folder / "private")
+        return predicted, common.unused(private, "predictions", ".csv")
+    with tempfile.TemporaryDirectory(prefix="jaxpfl-") as temporary:
+        if (folder / "run.json").exists() or (folder / "config.yaml").exists():
+            # Only a run needs what trained it.
+            from jaxpfl.experiments.export import export as written
+
+            written(folder, folder := Path(temporary, "model"), progress=False)
+        from jaxpfl.trained import load
+
+        model = load(folder)
+    return model.predict(table), out

@@ -66,6 +66,8 @@ def as_column(what: str, values: Any) -> Column:
         if values.null_count:
             raise InputError(f"{what} has {values.null_count} missing values, expected none")
         return values.cast(pa.large_string())
+    if isinstance(values, np.ma.MaskedArray) and values.mask.any():
+        raise InputError(f"{what} has masked values, expected none")
     if isinstance(values, np.ndarray) and values.dtype.kind in "OU":
         values = values.tolist()
     if isinstance(values, list | tuple) and values and isinstance(values[0], str):

@@ -5,7 +5,8 @@ in every format and type:
 
     whole numbers, decimals         their decimal digits
     dates; timestamps               2024-01-31; 2024-01-31 10:20:30.5, as a date at midnight, and
-                                    with Z, in UTC, where they have a time zone
+                                    with Z, in UTC, where they have a time zone; texts of ISO
+                                    8601 are timestamps, too
     UUIDs, and 16 bytes             01234567-89ab-cdef-0123-456789abcdef
     other bytes                     their hexadecimal digits
 
@@ -19,6 +20,7 @@ import unicodedata
 import uuid
 import warnings
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -30,29 +32,30 @@ _AS_FLOAT = "a number such as 1.0, 1e+16 or nan; of pandas, frame.astype({FIELD:
 # White space, and characters that nobody sees.
 _FAULTS = ((r"^[\s\pZ\pC]*$", "an empty string"), (_ROUNDED, _AS_FLOAT))
 _UUID = re.compile("^" + "-".join(f"([0-9a-f]{{{n}}})" for n in (8, 4, 4, 4, 12)) + "$")
+_MOMENT = r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?([.,]\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)?$"
 _BLANKS = " \t\r\n\u200b\u2060\ufeff"
 
 
 def as_texts(ids: pa.Array) -> pa.Array:
     """Ids of any of these types as large_string; others, and what is no id, as they are."""
     types, type_ = pa.types, ids.type
+    if types.is_string(type_) or types.is_large_string(type_):
+        options = pc.MatchSubstringOptions(_MOMENT)
+        if not pc.call_function("match_substring_regex", [ids], options).true_count:
+            return ids
+        rows = ids.dictionary_encode()
+        pattern = re.compile(_MOMENT, re.ASCII)
+        texts = [text and pattern.sub(_moment, text) for text in rows.dictionary.to_pylist()]
+        return pa.array(texts, type_).take(rows.indices)
     if types.is_decimal(type_):
         with contextlib.suppress(pa.ArrowInvalid):  # a fraction, which the message quotes
             return ids.cast(pa.decimal256(76, 0)).cast(pa.large_string())
     if types.is_timestamp(type_):
         moments = ids if type_.tz is None else ids.cast(pa.timestamp(type_.unit, "UTC"))
         texts = moments.cast(pa.large_string())
-        # Of every unit the same text.
-        for pattern, by in (
-            (r"\.0+(Z?)$", r"\1"),
-            (r"(\.\d*[1-9])0+(Z?)$", r"\1\2"),
-            (r" 00:00:00$", ""),
-        ):
-            options = pc.ReplaceSubstringOptions(pattern, by)
-            texts = pc.call_function("replace_substring_regex", [texts], options)
         # Arrow writes one text for all that are beyond its calendar.
         beyond = pc.call_function("starts_with", [texts], pc.MatchSubstringOptions("<"))
-        return ids if beyond.true_count else texts
+        return ids if beyond.true_count else as_texts(texts)
     if types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_):
         written = [
             value and (str(uuid.UUID(bytes=value)) if len(value) == 16 else value.hex())
@@ -60,6 +63,20 @@ def as_texts(ids: pa.Array) -> pa.Array:
         ]
         return pa.array(written, pa.large_string())
     return ids.cast(pa.large_string()) if types.is_integer(type_) or types.is_date(type_) else ids
+
+
+def _moment(match: re.Match[str]) -> str:
+    """A timestamp of ISO 8601 as `as_texts` writes those of Arrow."""
+    day, minute, seconds, fraction, zone = match.groups("")
+    fraction = fraction.replace(",", ".").rstrip("0").rstrip(".")
+    written = f"{day} {minute}{seconds or ':00'}"
+    try:
+        moment = datetime.fromisoformat(written + zone.replace("UTC", "Z"))
+        if zone:
+            return moment.astimezone(UTC).isoformat(" ")[:19] + fraction + "Z"
+    except (ValueError, OverflowError):  # no such day or hour
+        return match[0]
+    return (written + fraction).removesuffix(" 00:00:00")
 
 
 def fault_of(ids: pa.Array) -> tuple[int, str] | None:

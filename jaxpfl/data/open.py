@@ -60,6 +60,7 @@ from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population, collect
 from jaxpfl.data.readers import frames, image_folders, leaf, plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
+from jaxpfl.data.readers.compressed import PACKED
 from jaxpfl.data.readers.embedded import read_digits, read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
 from jaxpfl.data.readers.prose import PIECES
@@ -221,9 +222,12 @@ def _require_readable(source: _Source) -> None:
 
 
 def _unknown(source: _Source) -> InputError:
-    endings = ", ".join(_ENDINGS)
+    others = ", ".join(ending for ending in _ENDINGS if ending not in table.ENDINGS)
+    endings = f"{table.PLAIN}, {others}"
     if source.place.exists():
-        return InputError(f"{source.what}: expected a name ending in {endings}")
+        packed = ", ".join(f".csv{ending}" for ending in PACKED)
+        hint = f"; packed tables, one in a file, end in {packed}"
+        return InputError(f"{source.what}: expected a name ending in {endings}{hint}")
     near = difflib.get_close_matches(re.split(r"[:?]", str(source.given))[0], _WORDS, 1, 0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return InputError(
@@ -259,17 +263,23 @@ def fields_of(source: str) -> dict[str, list[str]]:
     return {n: [names] if isinstance(names, str) else [*names] for n, names in wanted.items()}
 
 
-def _of_rows(kind: str, options: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for a table's rows without clients and labels; see `open`."""
+def _of_rows(
+    kind: str, options: dict[str, Any], fields: Mapping[str, Any], by_client: bool
+) -> dict[str, Any]:
+    """The options for a table's rows without labels; see `open`."""
     if kind not in ("table", "saved", "huggingface", "npz"):
         return options
     if not {*_READ} & {*options}:
         options |= {name: tuple(fields[name]) for name in _READ if fields.get(name)}
-    return {**options, "client": EACH_ROW, "label": None}
+    return {**options, "label": None} | ({} if by_client else {"client": EACH_ROW})
 
 
 def open(
-    source: str | Path | Population, *, public: bool = False, rows: Mapping[str, Any] | None = None
+    source: str | Path | Population,
+    *,
+    public: bool = False,
+    rows: Mapping[str, Any] | None = None,
+    by_client: bool = False,
 ) -> Population:
     """The population of a source; a population is its own source.
 
@@ -277,6 +287,7 @@ def open(
       public: it does not matter whose its examples are; no field of clients need be named.
       rows: of a table, reads rows without clients and labels: each is a client, named by its
         number. These fields, see `fields_of`, are read unless its options name others.
+      by_client: such rows are grouped by the field of clients.
 
     Raises:
       InputError: no such reader, package, file or option; or the content of the file is not valid.
@@ -288,7 +299,9 @@ def open(
         actual = type(source).__name__ if source != "" else "an empty one"
         raise InputError(f"a source must be a path or a string, found {actual}")
     parsed = _parsed(source)
-    options = _options(parsed) if rows is None else _of_rows(parsed.kind, _options(parsed), rows)
+    options = _options(parsed)
+    if rows is not None:
+        options = _of_rows(parsed.kind, options, rows, by_client)
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
     population = _read(parsed, options, public)
     if parsed.scheme is not None:

@@ -94,8 +94,10 @@ def _source_lines(record: dict[str, Any]) -> list[str]:
         "split decides how many, and the run's epsilon or noise is for that number"
     ]
     for key, source in record["sources"].items():
-        state = f"NOT AVAILABLE: {source['missing']}" if source["missing"] else "available"
-        lines.append(f"source    {key} = {source['source']}: {state}")
+        name = source["source"]
+        here = "installed" if name.startswith(("digits", "docstrings:")) else "found"
+        state = f"NOT AVAILABLE: {source['missing']}" if source["missing"] else here
+        lines.append(f"source    {key} = {name}: {state}")
     return lines
 
 

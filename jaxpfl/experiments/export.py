@@ -59,10 +59,7 @@ def export(
     if folder.exists():
         raise InputError(f"{folder}: exists already; choose another FOLDER")
     with as_written(directory, "it cannot be exported"):
-        if (directory / MODEL).is_dir() and not (directory / CONFIG).exists():
-            made, record, kind = _from_python(directory)
-        else:
-            made, record, kind = _of_config(directory, texts, progress)
+        made, record, kind = made_by(directory, texts, progress)
         if texts is not None and made.corpus is None:
             raise InputError("the run wrote no synthetic texts: leave out --texts")
         card = _card(f"{directory.absolute().name}: {kind}", record["privacy"], made)
@@ -85,17 +82,19 @@ def export_selected(
         if not hasattr(system.part("export"), "made"):
             return []
         with as_written(directory, "it cannot be exported"):
-            made, _, kind = _of_config(directory, None, progress=False)
+            made, _, kind = made_by(directory)
         card = _card(f"{title}: {kind}", statement, made)
         card["terms"]["accountant"] = "rdp"
         return _write(folder, made, card, certificate)
     return [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
 
 
-def _of_config(
-    directory: Path, texts: int | None, progress: bool
+def made_by(
+    directory: Path, texts: int | None = None, progress: bool = False
 ) -> tuple[Made, Mapping[str, Any], str]:
-    """What the run of a config made, its record, and its system."""
+    """What a finished run made, its record, and its system or, from Python, its algorithm."""
+    if (directory / MODEL).is_dir() and not (directory / CONFIG).exists():
+        return _from_python(directory)
     if (directory / "run.json").exists() and not (directory / CONFIG).exists():
         raise InputError(
             f"{directory}: holds no model: the rounds are not finished, its algorithm names no "
@@ -121,8 +120,8 @@ def _from_python(directory: Path) -> tuple[Made, Mapping[str, Any], str]:
     """
     stored, certificate = directory / MODEL, files.read_record(directory / CERTIFICATE)
     with_files = files.read_record(stored / CERTIFICATE, {"weights": dict})
-    paths = {path.name: path for path in stored.iterdir() if path.name != CERTIFICATE}
-    hashes = {name: files.sha256_file(path) for name, path in paths.items()}
+    paths = [path for path in stored.rglob("*") if path.is_file() and path.name != CERTIFICATE]
+    hashes = {p.relative_to(stored).as_posix(): files.sha256_file(p) for p in paths}
     result = files.read_record(directory / "result.json", {"privacy": str, "metrics": dict})
     if with_files != sealed({**certificate, "weights": hashes}) or (
         certificate["statement"] != result["privacy"]
@@ -176,8 +175,9 @@ def _card(title: str, statement: str, made: Made) -> dict[str, Any]:
         reader = folders.reader(trained.model, trained.base)
         what = f"{type(trained.model).__name__}, read by `jaxpfl.load` and {reader}"
         contents[f"{trained.folder}/" if trained.folder else "./"] = what
-    if made.written is not None:
-        contents["./"] = "weights (safetensors) and what they are of, read by `jaxpfl.load`"
+    for place in made.folders:
+        name = "." if place == made.written else place.name
+        contents[f"{name}/"] = "weights (safetensors) and their model, read by `jaxpfl.load`"
     if made.corpus is not None:
         contents[f"{_CORPUS}/"] = f"{len(made.corpus)} synthetic texts, with a card of their own"
     if plan is not None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxpfl import checks, compilation_cache, files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.columns import warn_of_numbers
@@ -170,13 +172,24 @@ def _save_model(
 
     words = None if evaluation is None else evaluation.vocabulary
     try:
-        Trained(algorithm.model, result.params, words).save(directory / MODEL)
+        for folder, model, params in _models(algorithm.model, result.params):
+            Trained(model, params, words).save(directory / MODEL / folder)
         with_weights(directory / CERTIFICATE, directory / MODEL)
     except Exception as error:  # of a model of one's own; the run is finished, and was charged
         shutil.rmtree(directory / MODEL, ignore_errors=True)
         if not isinstance(error, InputError):
             what = f"{type(error).__name__}: {error}"
             warnings.warn(f"the model cannot be exported later ({what})", stacklevel=2)
+
+
+def _models(model: Any, params: Any) -> list[tuple[str, Any, Any]]:
+    """The models of a run, each with its folder and its parameters: one, or IFCA's."""
+    from jaxpfl.algorithms.ifca import Clusters
+
+    if not isinstance(model, Clusters):
+        return [("", model, params)]
+    each = [jax.tree.map(lambda leaf, k=k: leaf[k], params) for k in range(model.clusters)]
+    return [(f"cluster_{k}", model.model, params) for k, params in enumerate(each, 1)]
 
 
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:

@@ -90,8 +90,8 @@ def test_what_is_not_the_encoding_is_refused(tmp_path, content, option, said):
 
 def test_a_path_with_a_star_is_all_files_that_it_fits(tmp_path):
     (tmp_path / "2025").mkdir()
-    for place in ("a.csv", "b.csv", "2025/c.csv"):
-        (tmp_path / place).write_bytes(table(";"))
+    for blank, place in enumerate(("a.csv", "b.csv", "2025/c.csv")):
+        (tmp_path / place).write_bytes(table(";") + b"\n" * blank)
     (tmp_path / "a.txt").write_text("not a table")
     for pattern, files in (("*.csv", 2), ("**/*.csv", 3), ("2025/*", 0), ("*/c.csv", 1)):
         source = f"{tmp_path / pattern}?{COLUMNS}"
@@ -112,8 +112,8 @@ def test_a_path_with_a_star_is_all_files_that_it_fits(tmp_path):
 
 def test_a_config_can_be_made_for_several_files(tmp_path):
     rows = "".join(f"u{number % 30};some words\n" for number in range(60))
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text(f"user;said\n{rows}")
+    for name, end in (("a.csv", ""), ("b.csv", "\n")):
+        (tmp_path / name).write_text(f"user;said\n{rows}{end}")
     for file in (tmp_path, tmp_path / "*.csv"):
         assert "clients: 30 " in init(str(file), client="user", text="said")
     with pytest.raises(InputError, match=re.escape("?client=FIELD")):

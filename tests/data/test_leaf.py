@@ -83,3 +83,18 @@ def test_what_does_not_agree_is_named(tmp_path, written, said):
 def test_a_cut_file_is_named(tmp_path, cut):
     (tmp_path / "a.json").write_text(json.dumps(record())[:cut])
     refusal(lambda: jp.data.open(str(tmp_path / "a.json")), "a.json JSON", CorruptFile)
+
+
+@pytest.mark.parametrize(
+    ("user", "x", "said"),
+    [
+        ("a", [[16777217, 2]], "x float32"),
+        ("a", [[16777217.0, 0.5]], "x float32"),
+        ("1.0", [[1, 2]], "user 1 1.0"),
+        ("nan", [[1, 2]], "user 1 nan"),
+    ],
+)
+def test_what_would_become_another_number_or_person_is_refused(tmp_path, user, x, said):
+    path, own = tmp_path / "data.json", {user: {"x": x, "y": [0]}}
+    path.write_text(json.dumps({"users": [user], "num_samples": [1], "user_data": own}))
+    refusal(lambda: jp.data.open(path), f"{path} {said}")

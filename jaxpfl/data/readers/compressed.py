@@ -8,10 +8,11 @@ import gzip
 import io
 import lzma
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Literal, cast
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
@@ -25,9 +26,26 @@ MAX_FILE_BYTES = 2**30
 MAX_ARCHIVE_BYTES = 2**34
 MAX_MEMBERS = 100_000
 _TAR_BLOCK = 512
-_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED = (".gz", ".bz2", ".xz", ".zip")
+"""Endings of the names of packed files."""
+_UNPACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 # Headers of an archive with long names that follow each other are read by recursion.
-_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, RecursionError)
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, RecursionError)
+_DAMAGE += (tarfile.TarError, zipfile.BadZipFile)
+
+
+def _open_zip(path: Path, mode: Literal["rb"]) -> IO[bytes]:
+    """The only file of a zip archive, but for those that macOS adds."""
+    archive = zipfile.ZipFile(path)
+    inner = [entry for entry in archive.infolist() if not entry.is_dir()]
+    inner = [entry for entry in inner if not entry.filename.startswith("__MACOSX/")]
+    if len(inner) != 1 or inner[0].flag_bits & 1 or inner[0].compress_type not in _UNPACKED:
+        found = "one with a password, or packed by Deflate64" if len(inner) == 1 else len(inner)
+        raise InputError(f"{path}: expected one packed file, found {found}: unpack it yourself")
+    return archive.open(inner[0])
+
+
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zip": _open_zip}
 
 
 def open_binary(path: Path) -> BinaryIO:

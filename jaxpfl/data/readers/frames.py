@@ -124,6 +124,11 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[_Batch]:
             f"{name}: expected a DataFrame of pandas or polars, a data set of the library "
             f"datasets or a pyarrow Table, found {type(frame).__name__}"
         )
+    if type(frame).__module__.startswith("polars"):
+        # Which it would give as their addresses.
+        for column in fields.require(name, frame.columns, nested=True):
+            if str(frame.schema[column]) == "Object":
+                raise InputError(f"{name}: field {column!r} has objects of Python: make it texts")
     reader = None
     # Arrow's error quotes a value.
     with contextlib.suppress(pa.ArrowException, TypeError, OverflowError):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.data.columns import not_finite, text_array
+from jaxpfl.data import ids
+from jaxpfl.data.columns import changed_by_float32, not_finite, text_array
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -58,6 +59,9 @@ def read_leaf(path: Path, *, name: str) -> Population:
                 values[field] += entry
     if not client_of_example:
         raise InputError(f"{name} has no examples")
+    if fault := ids.fault_of(text_array(list(clients))):
+        raise InputError(f"{name}, user {fault[0] + 1}: expected an id, found {fault[1]}")
+    ids.warn_of_alike(name, ids.hashes(list(clients)))
     columns = dict(_column(name, field, entries) for field, entries in values.items())
     return from_rows(np.array(client_of_example), list(clients), columns, name=name, unit="user")
 
@@ -73,6 +77,9 @@ def _column(name: str, field: str, entries: list[Any]) -> tuple[str, Any]:
         array = np.empty(0)
     kind, rank = array.dtype.kind, array.ndim
     if field == "x" and kind in "biuf" and rank > 1 and not not_finite(array.astype(np.float64)):
+        if changed_by_float32(array):
+            beyond = "whole numbers beyond 2^24 that float32 cannot hold"
+            raise InputError(f"{name}: x of all examples must be {expected}, found {beyond}")
         return "features", array.astype(np.float32)
     if field == "y" and kind in "biu" and rank == 1 and (abs(array.astype(float)) < 2**31).all():
         return "label", array.astype(np.int32)

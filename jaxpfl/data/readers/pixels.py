@@ -1,8 +1,8 @@
 """The pixels of an encoded image, of a file or of a table's cell.
 
-Policy: PNG, JPEG, WebP, BMP or TIFF; of several images in one, the first. They are turned as the
-camera was held. Pixels have 8 bits, of 16 the upper ones. What is transparent is seen on white.
-Pixels of 32 bits have no range of their own, and are refused.
+Policy: PNG, JPEG, WebP, BMP or TIFF, one page of it; of an animation, the first image. They are
+turned as the camera was held. Pixels have 8 bits, of 16 the upper ones. What is transparent is seen
+on white. Pixels of 32 bits have no range of their own, and are refused.
 """
 
 from pathlib import Path
@@ -30,12 +30,17 @@ def pixels_of(where: str, file: Path | IO[bytes], size: int = 0, channels: int =
     try:
         with Image.open(file, formats=FORMATS) as opened:
             upright, kind = ImageOps.exif_transpose(opened), opened.format
+            pages = getattr(opened, "n_frames", 1) if kind == "TIFF" else 1
     # Pillow raises errors of many kinds, which may quote what is in the file.
     except Exception:
         raise CorruptFile(
             f"{where}: truncated, damaged, too large or no image, expected one of "
             f"{', '.join(FORMATS)}"
         ) from None
+    if pages > 1:
+        raise InputError(
+            f"{where}: expected a TIFF of one page, found {pages}: store each by itself"
+        )
     # Pillow would set what is above 255 to 255. Old ones call 16 bits of a PNG file I.
     if upright.mode.startswith("I;16") or (upright.mode == "I" and kind == "PNG"):
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))

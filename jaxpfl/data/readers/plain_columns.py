@@ -27,10 +27,17 @@ class FaultError(Exception):
 
 
 def value_of(row: Mapping[str, Any], name: str) -> Any:
-    """A field's value in a row, perhaps inside of another; `ABSENT` where there is none."""
+    """A field's value in a row, perhaps inside of another; `ABSENT` where there is none.
+
+    Where the other is null, so is what would be inside of it.
+    """
     head, _, rest = name.partition(".")
-    inner = row.get(head) if rest and name not in row else None
-    return value_of(inner, rest) if isinstance(inner, dict) else row.get(name, ABSENT)
+    if name in row or not rest or head not in row:
+        return row.get(name, ABSENT)
+    inner = row[head]
+    if isinstance(inner, dict):
+        return value_of(inner, rest)
+    return None if inner is None else ABSENT
 
 
 def kind_of(type_: pa.DataType) -> type:

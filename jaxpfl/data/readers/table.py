@@ -11,13 +11,17 @@ text that may stand for a number, percent-encoded.
 import glob
 import importlib
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from jaxpfl.data.readers import parquet_files, text_tables
+from jaxpfl.data.readers.compressed import PACKED
 from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.files import sha256_file
 
 
 def _read_excel(path: Path, fields: Fields, _: str | None) -> Iterator[Rows]:
@@ -35,11 +39,17 @@ def _read_excel(path: Path, fields: Fields, _: str | None) -> Iterator[Rows]:
         raise CorruptFile(f"{path}: damaged, locked by a password or no Excel file") from None
     names = list(map(str, frame.iloc[0])) if len(frame) else []
     fields.require(str(path), names)
-    # An empty cell is NaN, which does not equal itself.
     cells = {name: frame[names.index(name)][1:] for name in fields.names}
-    columns = {name: [x if x == x else None for x in values] for name, values in cells.items()}
+    columns = {name: list(map(_cell, values)) for name, values in cells.items()}
     if len(frame) > 1:
         yield fields.rows(str(path), range(2, len(frame) + 1), columns)
+
+
+def _cell(value: Any) -> Any:
+    # An empty cell is NaN, which does not equal itself. Excel rounds numbers to 15 digits, so that
+    # a longer one is no whole number, and nobody's id.
+    long = type(value) is int and abs(value) >= 10**15
+    return None if value != value else float(value) if long else value
 
 
 _READERS: dict[str, Callable[[Path, Fields, str | None], Iterator[Rows]]] = {
@@ -49,11 +59,15 @@ _READERS: dict[str, Callable[[Path, Fields, str | None], Iterator[Rows]]] = {
 }
 
 ENDINGS = tuple(_READERS)
+PLAIN = ", ".join(end for end in ENDINGS if not end.endswith(PACKED))
+"""For messages: the endings of what is not packed."""
 # In a folder, a .json is mostly about the tables beside it.
-SHARDS = tuple(ending for ending in ENDINGS if ending not in (".json", ".json.gz"))
+SHARDS = tuple(ending for ending in ENDINGS if ending.split(".")[1] != "json")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # What tools leave beside the files: copies, locks, small pictures.
-_HIDDEN = (".", "~$", "__macosx", "thumbs.db", "desktop.ini", "@eadir")
+_HIDDEN = (".", "~$", "__macosx", "thumbs.db", "desktop.ini", "@eadir", "#recycle", "_temporary")
+# Of table formats whose log says which files count, old ones are there, too.
+_LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/version-hint.text"}
 
 
 def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> Iterator[Rows]:
@@ -61,15 +75,14 @@ def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> It
 
     `encoding` is that of files of text; None: UTF-8, or UTF-16 with a byte order mark.
     """
-    for number, file in enumerate(files_of(path), 1):
+    for number, file in enumerate(_once(path, files_of(path)), 1):
         parts = (part.partition("=") for part in _below(file, path)[:-1])
         stated = {unquote(name): unquote(value) for name, is_stated, value in parts if is_stated}
         fields.begin({name: "" if value == _NO_VALUE else value for name, value in stated.items()})
         name = file.name.lower()
         read = next((reader for end, reader in _READERS.items() if name.endswith(end)), None)
         if read is None:
-            endings = ", ".join(ENDINGS)
-            raise InputError(f"{file}: expected a table, a name ending in {endings}")
+            raise InputError(f"{file}: expected a table, a name ending in {PLAIN}")
         try:
             yield from read(file, fields, encoding)
         except InputError as error:
@@ -90,14 +103,36 @@ def files_of(path: Path) -> list[Path]:
         places = [place for place in places if not is_hidden(place, path)]
         # A folder may fit as well as what is in it.
         return list(dict.fromkeys(file for place in places for file in files_of(place)))
+    for kind, log in _LOGS.items():
+        if (path / log).exists():
+            hint = "read it with its own library, and give the frame to jaxpfl.data.from_dataframe"
+            raise InputError(f"{path}: a table of {kind}, whose old files lie there, too: {hint}")
     shards = sorted(
         file
         for file in path.rglob("*")
         if file.name.lower().endswith(SHARDS) and file.is_file() and not is_hidden(file, path)
     )
     if not shards:
-        raise InputError(f"{path}: expected a folder of {', '.join(SHARDS)} files, found none")
+        raise InputError(f"{path}: expected a folder of {PLAIN} files, found none")
     return shards
+
+
+def _once(path: Path, files: list[Path]) -> list[Path]:
+    """The files; refuses a table that lies there in two formats, and warns of equal files."""
+    by_name: dict[tuple[Path, str], Path] = {}
+    by_size: dict[tuple[Path, int], list[Path]] = {}
+    for file in files:
+        name = file.name.lower()
+        stem = name.removesuffix(max(filter(name.endswith, ENDINGS), key=len, default=""))
+        other = by_name.setdefault((file.parent, stem), file)
+        if other is not file:
+            both = f"{other.name} and {file.name}"
+            raise InputError(f"{path}: {both} seem to be one table: name one, as in FOLDER/*.csv")
+        by_size.setdefault((file.parent, file.stat().st_size), []).append(file)
+    for alike in by_size.values():
+        if len(alike) > 1 and len({sha256_file(file) for file in alike}) < len(alike):
+            warnings.warn(f"{path}: files in it are equal, so that rows count twice", stacklevel=3)
+    return files
 
 
 def _below(file: Path, path: Path) -> tuple[str, ...]:

@@ -1,15 +1,16 @@
-"""JSON (.jsonl, .ndjson, .json), CSV (.csv) and TSV (.tsv), as they are or gzipped.
+"""JSON (.jsonl, .ndjson, .json), CSV (.csv) and TSV (.tsv), as they are or packed.
 
 Policy, the same on every platform:
 - A file is in UTF-8, in UTF-16 with a byte order mark, or in the encoding that a user names; no
-  other is guessed, and invalid bytes are refused. The checksum of .gz is verified. Lines
+  other is guessed, and invalid bytes are refused. Checksums of packed files are verified. Lines
   end in \\n, \\r\\n or \\r. A row has at most 16 MiB.
 - JSON: an object a line, or an array of objects. Blank lines are skipped, but counted in row
   numbers. An object with a key twice is refused. Texts are not changed (see `data.columns`): NUL
   stays, an empty text is an example, and only a lone surrogate escape becomes U+FFFD.
 - CSV (RFC 4180): a header, then as many fields in each row. The separator is the comma, semicolon,
   tab or bar that gives a header with the wanted fields; in .tsv it is the tab, and a line `sep=;`
-  above the header, which is not counted, names another. Fields in
+  above the header names another. Neither that nor lines above it that begin with # and have none
+  of the wanted fields are counted. Fields in
   double quotes may hold separators, line ends and doubled quotes. Rows are counted as in a
   spreadsheet: the header is row 1; blank lines are skipped and not counted. Client ids and texts
   are read as they are written (`fields` says which ids are refused). The first row decides whether
@@ -22,7 +23,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -33,10 +34,8 @@ from jaxpfl.data.readers.plain_columns import ABSENT
 from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK_CHARACTERS = 2**22
-_TSV = (".tsv", ".tsv.gz")
-ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz") + (
-    (".csv", ".csv.gz", *_TSV)
-)
+PLAIN_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+ENDINGS = tuple(end + packed for end in PLAIN_ENDINGS for packed in ("", *compressed.PACKED))
 _BEFORE = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n"  # a mark of byte order, and spaces, of any encoding
 _PIECE = 2**20  # characters of an array that are read at once
 _NEXT = re.compile(r"[ \t\r\n]*([][,]?)[ \t\r\n]*")
@@ -51,7 +50,7 @@ def read_text(path: Path, fields: Fields, encoding: str | None) -> Iterator[Rows
     numbers: list[int] = []
     rows: list[list[Any]] = []
     number, left = 0, _BLOCK_CHARACTERS
-    is_csv = path.name.lower().endswith((".csv", ".csv.gz", *_TSV))
+    is_csv = _ending(path) in (".csv", ".tsv")
 
     def block() -> Rows:
         columns = dict(zip(fields.names, map(list, zip(*rows, strict=True)), strict=True))
@@ -184,6 +183,8 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
             raise InputError(f"{path}: its header has zero bytes; {hint}")
         if named := _NAMES_SEPARATOR.fullmatch(header):
             header = next(filter(str.strip, text), "")
+        while header.startswith("#") and not _has_a_field(header, fields):
+            header = next(filter(str.strip, text), "")
         separator = named[1] if named else _separator(path, header, fields)
         for row in csv.reader(itertools.chain([header], text), delimiter=separator, strict=True):
             size, left = most - left, most
@@ -212,7 +213,23 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
 
 def _separator(path: Path, header: str, fields: Fields) -> str:
     """The separator whose header has the wanted fields, or else the most fields."""
-    if path.name.lower().endswith(_TSV):
+    if _ending(path) == ".tsv":
         return "\t"
-    names = {mark: next(csv.reader([header], delimiter=mark), ()) for mark in ",;\t|"}
+    names = _names_by_separator(header)
     return max(names, key=lambda mark: ({*fields.names} <= {*names[mark]}, len(names[mark])))
+
+
+def _has_a_field(comment: str, fields: Fields) -> bool:
+    """Whether a line behind # is a header all the same: it has a wanted field, as #client does."""
+    headers = _names_by_separator(comment.lstrip("# ")).values()
+    return any({*fields.names} & {name.strip() for name in header} for header in headers)
+
+
+def _names_by_separator(header: str) -> dict[str, Sequence[str]]:
+    return {mark: next(csv.reader([header], delimiter=mark), ()) for mark in ",;\t|"}
+
+
+def _ending(path: Path) -> str:
+    """The ending of a file's name, without that of its packing."""
+    name = path.name.lower()
+    return Path(name.removesuffix(next(filter(name.endswith, compressed.PACKED), ""))).suffix

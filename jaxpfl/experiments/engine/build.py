@@ -56,13 +56,16 @@ def split_clients(clients: Population, config: sections.DataConfig) -> dict[str,
     parts = clients.split(dataclasses.asdict(config.split), seed=config.split_seed)
     if not len(parts["train"]):
         raise InputError(f"data.split.train left no client to train on, of {len(clients)}")
+    return {name: cleaned(part, config) for name, part in parts.items()}
+
+
+def cleaned(clients: Population, config: sections.DataConfig) -> Population:
+    """The clients without what `data.remove` matches."""
     if config.remove is None:
-        return parts
+        return clients
     pattern = re.compile(config.remove)
-    for name, part in parts.items():
-        texts = [pattern.sub("", text) for text in texts_of(part)]
-        parts[name] = part.with_columns({**part.columns, "text": text_array(texts)})
-    return parts
+    texts = [pattern.sub("", text) for text in texts_of(clients)]
+    return clients.with_columns({**clients.columns, "text": text_array(texts)})
 
 
 def open_public(

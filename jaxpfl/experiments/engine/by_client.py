@@ -14,7 +14,7 @@ from jaxpfl.data.cohort import CohortSpec, batches
 from jaxpfl.data.population import Population
 from jaxpfl.federated.clients.client import Examples, computed, first_state, next_state
 from jaxpfl.federated.clients.local_training import LocalTraining
-from jaxpfl.federated.clients.personal import Personalising
+from jaxpfl.federated.clients.personal import BestFitting, Personalising
 from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Params
 
@@ -65,28 +65,33 @@ class Personal:
 
     Attributes:
       client: `federated.Ditto`, `APFL` or `PersonalParts`, for the own model of a client that takes
-        part once; or a plain `federated.LocalTraining`, for what it trains (fine-tuning).
+        part once; a plain `federated.LocalTraining`, for what it trains (fine-tuning); or IFCA's,
+        `algorithm.queries[0].client_fn`, for the one of its `params` that fits the client best.
       examples: of the same clients as are scored, but not what they are scored on.
       cohort: batch size, epochs and most examples of this training.
     """
 
-    client: LocalTraining | Personalising
+    client: LocalTraining | Personalising | BestFitting
     params: Params
     examples: Population
     cohort: CohortSpec
 
     def __post_init__(self) -> None:
-        if type(self.client) is not LocalTraining:
+        if type(self.client) not in (LocalTraining, BestFitting):
             hint = "such as jaxpfl.federated.Ditto(...)"
             checks.instance("client", self.client, Personalising, hint)
 
     def __call__(self, client: int) -> Params:
-        """Trains on at most `max_examples` of the client's examples, in a new order each epoch."""
+        """Trains on at most `max_examples` of the client's examples, in a new order each epoch.
+
+        A client without examples has the shared model, or IFCA's first.
+        """
         spec, draws = self.cohort, np.random.default_rng(client)
         low, high = self.examples.offsets[client : client + 2]
         chosen = low + draws.permutation(high - low)[: spec.max_examples]
         if not len(chosen):
-            return self.params
+            clusters = isinstance(self.client, BestFitting)
+            return jax.tree.map(lambda leaf: leaf[0], self.params) if clusters else self.params
         epochs = [
             batches(draws.permutation(len(chosen)), spec.batch_size) for _ in range(spec.epochs)
         ]
@@ -103,6 +108,9 @@ class Personal:
 @partial(jax.jit, static_argnums=0)
 def _trained(static: Static, params: Params, examples: Examples, key: jax.Array) -> Params:
     client = static.function
+    if isinstance(client, BestFitting):
+        chosen = client.chosen(params, examples)
+        return jax.tree.map(lambda leaf: leaf[chosen], params)
     first = first_state(client, params)
     sent, state = computed(client, params, first, examples, key)
     if isinstance(client, Personalising):

@@ -78,7 +78,7 @@ class Made:
       stamp: what the run's own files say of missing privacy; "" for a private run.
       trained_on: what the models were trained on, by what it was used for.
       tested_on: where the scores were measured; None if there are none.
-      written: a folder with the only model, which is written already; None if `models` has them.
+      written: a folder with all models, which are written already; None if `models` has them.
     """
 
     models: tuple[TrainedModel, ...]
@@ -89,6 +89,14 @@ class Made:
     tested_on: str | None = None
     corpus: list[str] | None = field(default=None, repr=False)
     written: Path | None = None
+
+    @property
+    def folders(self) -> list[Path]:
+        """Of the models that are `written`, in their order."""
+        found = (
+            {path.parent for path in self.written.rglob("*.safetensors")} if self.written else ()
+        )
+        return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def require_same(where: str, model: str, found: str, expected: str) -> None:

@@ -47,6 +47,11 @@ def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: i
         jax.eval_shape(moved, jax.eval_shape(optimizer.init, params))
     # Another error is that of one for a certain tree, which cannot be tried on this one.
     except Exception as error:
+        if "'fast'" in str(error):
+            found = "optax.lookahead, which needs parameters of its own"
+            raise InputError(
+                f"{name} must be an optimiser of any parameters, found {found}"
+            ) from None
         if "keyword-only" not in str(error):
             return
         what = ", ".join(re.findall(r"'(\w+)'", str(error)))

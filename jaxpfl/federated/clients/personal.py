@@ -127,6 +127,31 @@ class Passing(OfModel):
 
 
 @dataclasses.dataclass(frozen=True)
+class BestFitting(Passing):
+    """IFCA's client function: chooses one of the broadcast models by its loss, and trains it."""
+
+    training: LocalTraining
+
+    def __call__(self, models: PyTree, examples: Examples, key: jax.Array) -> PyTree:
+        """Changes [k, ...], zeros but for those of the chosen model."""
+        chosen = self.chosen(models, examples)
+        start = jax.tree.map(lambda leaf: leaf[chosen], models)
+        change = contribution(self.training, start, examples, key)
+        return jax.tree.map(lambda all_, d: jnp.zeros_like(all_).at[chosen].set(d), models, change)
+
+    def chosen(self, models: PyTree, examples: Examples) -> jax.Array:
+        """The index of the model whose loss on the client's examples is the smallest."""
+
+        def add(index: jax.Array, loss_K: jax.Array) -> jax.Array:
+            batch = {name: column[index] for name, column in examples.batches.items()}
+            sums = jax.vmap(lambda params: self.model.evaluate(params, batch, examples.mask[index]))
+            return loss_K + sums(models)["loss_sum"]
+
+        clusters = len(jax.tree.leaves(models)[0])
+        return jnp.argmin(jax.lax.fori_loop(0, examples.steps, add, jnp.zeros(clusters)))
+
+
+@dataclasses.dataclass(frozen=True)
 class PersonalParts(Checked, Passing):
     """A part of the parameters that stays with the client, such as a head; the rest is shared.
 

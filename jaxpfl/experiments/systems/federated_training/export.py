@@ -1,12 +1,14 @@
 """What a finished run made: its model, and for a language model the words of its ids."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jaxpfl import files
 from jaxpfl.data.open import fields_of
-from jaxpfl.errors import CorruptFile
+from jaxpfl.data.population import Population
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import (
@@ -14,11 +16,14 @@ from jaxpfl.experiments.config.sections import (
     CharacterModelConfig,
     LanguageModelConfig,
 )
+from jaxpfl.experiments.engine import build
+from jaxpfl.experiments.engine.by_client import Personal
+from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.experiments.systems.federated_training.study import VOCABULARY, Network
+from jaxpfl.experiments.systems.federated_training.study import VOCABULARY, Network, Study
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from jaxpfl.trained import CHARACTERS
@@ -63,6 +68,24 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         tested_on=record["tested_on"]
         and record["tested_on"].replace(source, base.last_part(source)),
     )
+
+
+def personal(config: Config, made: base.Made, own: Population) -> Personal:
+    """The models of Ditto's or APFL's clients, which train them on examples of their `own`."""
+    trained, training = made.models[0], config.training
+    if training.algorithm.name not in ("ditto", "apfl") or trained.base is not None:
+        raise InputError(
+            "clients have models of their own by training.algorithm ditto or apfl, which train all "
+            f"weights, found {training.algorithm.name}{', adapters' if trained.base else ''}"
+        )
+    vocabulary = trained.words if isinstance(trained.words, Vocabulary) else None
+    own = build.cleaned(own, config.data)
+    encoded = Study(config, own, vocabulary=vocabulary).encode(own)
+    check_examples(trained.model, encoded, "--own")
+    assert made.plan is not None
+    constant = replace(training, schedule="constant")
+    query = build.build_algorithm(trained.model, constant, made.plan).queries[0]
+    return Personal(cast(Any, query.client_fn), trained.params, encoded, query.cohort)
 
 
 def _vocabulary(directory: Path, config: Config, record: Mapping[str, Any]) -> Vocabulary | None:

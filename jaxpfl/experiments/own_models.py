@@ -1,0 +1,76 @@
+"""What clients' own models predict for rows of these clients. PRIVATE: for `private/` alone.
+
+    Ditto, APFL    the shared model, after the client has trained it on its own examples
+    IFCA           the one of the released models that fits the client's own examples best
+
+No file has such a model: it is made anew, of examples that the client has (`jaxpfl.Personal`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pyarrow as pa
+
+from jaxpfl import data, files
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import export
+from jaxpfl.experiments.carry_out import as_written
+from jaxpfl.experiments.engine.by_client import Personal
+from jaxpfl.experiments.registry import load_run, system_of
+from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.clients.personal import BestFitting
+from jaxpfl.trained import Trained, load
+
+
+def predict(run: str | Path, table: str, own: str) -> tuple[pa.Table, int]:
+    """Predictions for a table's rows, and how many of its clients have no rows in `own`.
+
+    Those are predicted for by the shared model, or by IFCA's first.
+
+    Args:
+      run: the directory of a finished run: of a config's Ditto or APFL, or of `algorithms.ifca`.
+      table: a source with the fields that the model reads, and the field of clients.
+      own: a source of the clients' own examples, as `data.source` of a config.
+
+    Raises:
+      InputError: the run has no such models, or a source does not fit.
+    """
+    directory, examples = files.user_path(run), data.open(own)
+    with as_written(directory, "it has no models of clients' own"):
+        trained, personal = _of_run(directory, examples)
+    index = {client: place for place, client in enumerate(examples.client_ids.to_pylist())}
+    absent = 0
+
+    def own_params(client: str) -> Any:
+        nonlocal absent
+        absent += client not in index
+        return personal(index[client]) if client in index else trained.params
+
+    return trained.predict_by_client(table, own_params), absent
+
+
+def _of_run(directory: Path, own: Population) -> tuple[Trained, Personal]:
+    """A run's shared model, and its clients' own."""
+    made, _, _ = export.made_by(directory)
+    if made.written is None:
+        config = load_run(directory)
+        personal = getattr(system_of(config.system).part("export"), "personal", None)
+        if personal is None:
+            raise InputError(f"system {config.system} makes none")
+        shared = made.models[0]
+        trained = Trained(shared.model, shared.params, shared.words, shared.fields)
+        return trained, personal(config, made, own)
+    clusters = [load(folder) for folder in made.folders]
+    if len(clusters) == 1:
+        raise InputError("no config says what its clients do: use jaxpfl.Personal in Python")
+    trained = clusters[0]
+    if trained.words is not None:
+        own = trained.words.encode(own)
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(each.params for each in clusters))
+    client = BestFitting(trained.model, LocalTraining(trained.model, optax.identity()))
+    return trained, Personal(client, params, own, CohortSpec(batch_size=16, max_examples=256))
