@@ -46,6 +46,7 @@ from tests.experiments.crashes import damages
 from tests.experiments.ledgers import same_but_heads
 from tests.experiments.systems.gan_inversion.test_study import STUDY as GAN_INVERSION
 from tests.experiments.systems.oov_concatenation.test_study import STUDY as OOV_CONCATENATION
+from tests.experiments.systems.training_bias import test_study as training_bias
 from tests.federated.two_processes import free_address
 
 REPRODUCIBLE = ("--run.reproducible_noise", "True")
@@ -147,6 +148,7 @@ SYSTEMS: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, ...]]] = {
     "fred, prefinetuning, fed_avg": (_PIPELINE, REPRODUCIBLE),
     "gan_inversion": (_GAN, ()),
     "oov_concatenation": (_OOV, ()),
+    "training_bias": ((training_bias.STUDY, training_bias.FILES), ()),
     **dict.fromkeys(
         ("popri", "private_evolution", "pe_sft", "steered", "fed_avg, then synthetic text"),
         (_SYNTHETIC, REPRODUCIBLE),

@@ -13,6 +13,7 @@ from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.systems.chosen_corpus.test_writer import OWN
 from tests.experiments.systems.gan_inversion.test_study import STUDY as GANS
 from tests.experiments.systems.oov_concatenation.test_study import STUDY as WORDS
+from tests.experiments.systems.training_bias import test_study as training_bias
 from tests.federated.two_processes import ended, free_address, start
 from tests.loopback import completions
 
@@ -40,6 +41,7 @@ CHANGES = {
     # With a writer, which process 0 alone loads.
     "chosen_corpus": EXACT,
     "oov_concatenation": ("--words.privacy.noise", "exact", "--characters.privacy.noise", "exact"),
+    "training_bias": EXACT,
 }
 OF = {"one_look": "popri"}
 
@@ -55,6 +57,10 @@ def config_of(name: str, folder: Path, pipeline: Path, synthetic: Callable) -> P
         text = synthesis(*given, epsilon=1_000, texts=20, embedder="hashed:8")
         own = OWN.format(folder=folder, texts=20, rounds=1)
         others[name] = text.replace("writer: null\n", own)
+    if name == "training_bias":
+        for file, lines in training_bias.FILES.items():
+            write_lines(folder / f"{file}.jsonl", *lines)
+        others[name] = training_bias.STUDY.format(folder=folder)
     path = folder / "config.yaml"
     path.write_text(others.get(name) or to_yaml(synthetic(OF.get(name, name))))
     return path

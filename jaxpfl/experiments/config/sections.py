@@ -417,3 +417,20 @@ def check_study(name: str, privacy: PrivacyConfig, scaled_up: ScaledUpConfig | N
         raise InputError(f"{name}.sampling must be poisson in a study, found {privacy.sampling!r}")
     if scaled_up is not None and not privacy.private:
         raise InputError(f"scaled_up must be absent where {name}.private is false")
+
+
+def check_shares(name: str, shares: tuple[float, ...]) -> None:
+    """Refuses shares by which no worlds can be named."""
+    if not shares or len({f"{share:g}" for share in shares if share <= 1}) != len(shares):
+        raise InputError(f"{name} must be different numbers in [0, 1], found {list(shares)}")
+
+
+def check_world(name: str, privacy: PrivacyConfig, count: str, epsilon: float | None) -> None:
+    """Refuses a ledger, which each of several worlds has, and a `count` that must be private."""
+    if privacy.ledger is not None:
+        raise InputError(f"{name}.ledger must be absent: each world of a study has one of its own")
+    if privacy.private != (epsilon is not None):
+        raise InputError(
+            f"{count} is required where {name}.private is true, because the count of what clients "
+            f"hold is a private release, and must be absent where it is false, found {epsilon}"
+        )

@@ -58,13 +58,7 @@ class ConcatenationConfig(Checked):
     probabilities: tuple[NonNegative, ...] = (0.0, 0.01, 0.1, 1.0)
 
     def check_fields(self) -> None:
-        # Worlds are named by their probabilities.
-        different = {f"{share:g}" for share in self.probabilities if share <= 1}
-        if not different or len(different) != len(self.probabilities):
-            raise InputError(
-                "bug.probabilities must be at least one number in [0, 1], all of them different, "
-                f"found {list(self.probabilities)}"
-            )
+        sections.check_shares("bug.probabilities", self.probabilities)
 
 
 @dataclass(frozen=True)
@@ -102,17 +96,8 @@ class OovConcatenationConfig:
         words, characters = self.words.privacy, self.characters.privacy
         for name, privacy in (("words", words), ("characters", characters)):
             sections.check_study(f"{name}.privacy", privacy, self.scaled_up)
-            if privacy.ledger is not None:
-                raise InputError(
-                    f"{name}.privacy.ledger must be absent: each world has a ledger of its own in "
-                    "the study's directory"
-                )
-        if words.private != (self.words.rate_epsilon is not None):
-            raise InputError(
-                "words.rate_epsilon is required where words.privacy.private is true, because the "
-                "clients' rate of words out of the vocabulary is a private release, and must be "
-                f"absent where it is false, found {self.words.rate_epsilon}"
-            )
+            count = "words.rate_epsilon", self.words.rate_epsilon
+            sections.check_world(f"{name}.privacy", privacy, *count)
         if words.delta != characters.delta:
             raise InputError(
                 "words.privacy.delta and characters.privacy.delta must be equal, because both "

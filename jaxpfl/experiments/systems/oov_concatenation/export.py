@@ -10,8 +10,8 @@ from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.engine.final_state import final_params, planned
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
-from jaxpfl.experiments.systems.oov_concatenation.run import LEDGER
 from jaxpfl.experiments.systems.oov_concatenation.study import Study
+from jaxpfl.experiments.systems.worlds import ledger_of
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -31,7 +31,7 @@ def made(
                 folder,
                 study.algorithm(kind),
                 config.run.seed,
-                ledger=directory / LEDGER.format(world),
+                ledger=ledger_of(directory, world),
                 privacy=about["privacy"][kind],
             )
             fields = fields_of(config.data.source) if kind in words else {}

@@ -1,6 +1,5 @@
 """The page of the study of joined words: where words are out of vocabulary, and which ones."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,16 +10,15 @@ import numpy as np
 from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import percent
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
-from jaxpfl.experiments.systems.oov_concatenation.study import RATE, WORLD
+from jaxpfl.experiments.report.page import Page, Section, Table
+from jaxpfl.experiments.systems.worlds import RATE, page_fields, ranked
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
     """Draws the picture from the record."""
     worlds, drawn = list(record["worlds"].values()), record["drawn"]
     source, size = record["vocabulary"]["source"], record["vocabulary"]["size"]
-    costliest = max(worlds, key=lambda world: world["composed_guarantee"]["epsilon"] or 0.0)
-    guarantee, rows = costliest["composed_guarantee"], []
+    rows = []
     for world in worlds:
         first, generated = percent(world["oov_by_position"][0]), percent(world["oov_generated"])
         spaces = [" " in word["word"] for word in world["top_words"]]
@@ -33,21 +31,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         title="Which words does the vocabulary lack? Federated language models",
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of {size:,} words "
         f"from {source}",
-        stamp=record["stamp"],
-        privacy=f"{guarantee['statement']}, {WORLD}, everything on its ledger",
-        privacy_notes=[
-            *no_protection(guarantee["epsilon"]),
-            "This is the composed guarantee of the word model, the character model and the count "
-            "of one world, which is what a deployment would spend. This page shows several worlds "
-            "of the same clients, which costs more:",
-            f"all {len(worlds)} worlds, as shown here, everything on their ledgers: "
-            f"{record['privacy']}",
-            *(
-                f"the {'count' if kind == RATE else f'model of {kind}'}: {text}"
-                for kind, text in costliest["privacy"].items()
-            ),
-            *(f"{name}: {statement}" for name, statement in record["at_scale"].items()),
-        ],
+        **page_fields(record),
         facts=[
             (f"{plan[name]:g}", f"{name.replace('_', ' ')}, {kind} model")
             for name in ("rounds", "clients_per_round", "noise_multiplier")
@@ -69,10 +53,13 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
                 f"The character models are trained only on words out of the vocabulary of {source}."
                 " The probability is that of the whole word and its end. The bug makes words that "
                 "contain a space (marked ␣).",
-                table=_top(worlds),
+                table=ranked(
+                    [*map(_bug, worlds)],
+                    "probability by the model",
+                    [[_shown(word) for word in world["top_words"]] for world in worlds],
+                ),
             ),
         ],
-        runs=[f"{kind}_{name}" for name in record["worlds"] for kind in record["plans"]],
     )
 
 
@@ -94,12 +81,3 @@ def _by_position(worlds: Sequence[Mapping[str, Any]], mark: str) -> Any:
 
 def _shown(word: Mapping[str, Any]) -> tuple[str, str]:
     return word["word"].replace(" ", " ␣ "), percent(math.exp(word["log_probability"]))
-
-
-def _top(worlds: Sequence[Mapping[str, Any]]) -> Table:
-    columns = [text for world in worlds for text in (_bug(world), "probability by the model")]
-    words = [map(_shown, world["top_words"]) for world in worlds]
-    # A model may generate fewer words than another one.
-    ranked = enumerate(itertools.zip_longest(*words, fillvalue=("", "")), 1)
-    rows = [(str(rank), *itertools.chain(*row)) for rank, row in ranked]
-    return Table(("rank", *columns), rows, (0, *range(2, len(columns) + 1, 2)))

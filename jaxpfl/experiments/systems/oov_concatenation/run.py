@@ -10,15 +10,14 @@ import jax
 from jaxpfl.algorithms.federated_sums import Rates
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.experiments.records.artifacts import Artifact
-from jaxpfl.experiments.systems.oov_concatenation.study import RATE, Study
+from jaxpfl.experiments.systems.oov_concatenation.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate, stored_params
+from jaxpfl.experiments.systems.worlds import RATE, ledger_of, record_of
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.text.character.top_words import top_words
 from jaxpfl.text.generation.sentences import request_keys, sample_tokens
 from jaxpfl.text.metrics.oov import oov_rates
-
-LEDGER = "worlds/{}/ledger.jsonl"
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
@@ -30,27 +29,11 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     tokens = hashlib.sha256("\n".join(vocabulary.tokens).encode()).hexdigest()[:12]
     # What each model starts from, and what identifies it.
     starts = {"words": (None, tokens), "characters": (start, f"{tokens} {artifacts.sha256(begin)}")}
-    ledgers = [workspace.directory / LEDGER.format(name) for name in study.worlds]
     worlds = {name: _world(study, workspace, name, starts) for name in study.worlds}
-    composed = workspace.composed_guarantee(ledgers, config.words.privacy.delta)
     return {
-        "private": not workspace.stamp,
-        # The page shows the models of all worlds, which are of the same clients.
-        "privacy": composed["statement"],
-        "metrics": {
-            "epsilon": composed["epsilon"],
-            **{
-                name: {f"{world['probability']:g}": world[name] for world in worlds.values()}
-                for name in ("oov_overall", "oov_generated")
-            },
-        },
-        "population": study.clients.name,
-        "unit": study.clients.unit,
+        **record_of(study, workspace, worlds, config.words.privacy.delta),
         "vocabulary": {"size": len(vocabulary), "source": vocabulary.source},
         "drawn": dataclasses.asdict(config.drawn),
-        "plans": {kind: plan.to_dict() for kind, plan in study.plans.items()},
-        "worlds": worlds,
-        "at_scale": {name: each.statement() for name, each in study.at_scale().items()},
     }
 
 
@@ -59,7 +42,7 @@ def _world(
 ) -> dict[str, Any]:
     """The record of one world, whose two models and count are charged to one ledger."""
     config, share, results = study.config, study.worlds[name], {}
-    ledger = workspace.directory / LEDGER.format(name)
+    ledger = ledger_of(workspace.directory, name)
     clients = concatenate_first_words(study.clients, share, config.run.seed)
     for kind, (start, identity) in starts.items():
         results[kind] = workspace.train(

@@ -13,8 +13,7 @@ three releases of a world are charged to one ledger; the page also states the co
 
     vocabulary.json              the words of the public corpus
     artifacts/                   initial parameters of the character model; the generated text
-    runs/KIND_WORLD/             the run of each model and of the count, with a report of its own
-    worlds/WORLD/ledger.jsonl    the releases of a world
+    runs/, worlds/               see `systems.worlds`
 """
 
 import dataclasses
@@ -32,23 +31,19 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit_adam
 from jaxpfl.experiments.engine import build, description
-from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems import worlds
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
-from jaxpfl.experiments.systems.workspace import at_scale
+from jaxpfl.experiments.systems.worlds import RATE
 from jaxpfl.federated.audits.rehearsal import column, rehearse
 from jaxpfl.models.base import initialised, require_room
-from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.character.words import char_lm, log_prior, oov_words
 from jaxpfl.text.metrics.oov import oov_counts
 from jaxpfl.text.tokenisers.vocabulary import with_words
 
-WORLD = "everything of a world"
-RATE = "rate"
-
 
 @dataclass(frozen=True)
-class Study(base.Study):
+class Study(worlds.Study):
     """The two models of each world, and the count of its words.
 
     Attributes:
@@ -105,24 +100,18 @@ class Study(base.Study):
             # Start and end of word.
             "characters": {"tokens": column((characters.max_bytes + 2,), np.int32)},
         }
-        models, rounds, together = {}, {}, {}
+        models, rounds = {}, {}
         for kind, model in self.models.items():
             with description.tracing(f"a round of {kind}"):
                 models[kind] = description.Sized.of(model.name, description.shapes_of(model))
                 rounds[kind] = rehearse(partial(self.algorithm, kind), columns[kind])
         counts = {COLUMN: column((2,), np.float32)}
         rounds[RATE] = rehearse(partial(self.algorithm, RATE), counts)
-        delta, events = self.config.words.privacy.delta, [p.event() for p in self.plans.values()]
-        if delta is not None:
-            for name, number in ((WORLD, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
-                together[name] = Guarantee.of_events(events * number, delta)
-        releases, together = super().describe().releases, {**together, **self.at_scale()}
+        releases, together = (
+            super().describe().releases,
+            self.together(self.config.words.privacy.delta),
+        )
         return description.Description(models, rounds, releases, together=together)
-
-    def at_scale(self) -> dict[str, Guarantee]:
-        """The cost of one world at `scaled_up`."""
-        plans, count = [self.plans["words"], self.plans["characters"]], self.plans[RATE]
-        return at_scale(WORLD, self.config.scaled_up, plans, [count.noise_multiplier])
 
     def examples(self, kind: str, clients: Population) -> Population:
         """The examples that a model is trained on, or that the count reads."""

@@ -20,10 +20,7 @@ class BiasConfig(Checked):
     shares: tuple[Fraction, ...] = (0.0, 0.3)
 
     def check_fields(self) -> None:
-        if len({f"{share:g}" for share in self.shares}) != len(self.shares):
-            raise InputError(
-                f"bias.shares must be different numbers in [0, 1], found {list(self.shares)}"
-            )
+        sections.check_shares("bias.shares", self.shares)
 
 
 @dataclass(frozen=True)
@@ -79,14 +76,4 @@ class TrainingBiasConfig(Checked):
         if self.data.public is None:
             raise InputError("data.public must name the public training data, found none")
         sections.check_study("privacy", self.privacy, self.scaled_up)
-        if self.privacy.ledger is not None:
-            raise InputError(
-                "privacy.ledger must be absent: each world has a ledger of its own in the study's "
-                "directory"
-            )
-        if self.privacy.private != (self.rate_epsilon is not None):
-            raise InputError(
-                "rate_epsilon is required where privacy.private is true, because the share of rare "
-                "sentences is a private release, and must be absent where it is false, found "
-                f"{self.rate_epsilon}"
-            )
+        sections.check_world("privacy", self.privacy, "rate_epsilon", self.rate_epsilon)

@@ -1,19 +1,18 @@
 """The page of the study of training bias: how much the public data lacks, and what."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments.records.cautions import percent
-from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
-from jaxpfl.experiments.systems.training_bias.study import MODEL, WORLD
+from jaxpfl.experiments.report.page import Page, Section, Table
+from jaxpfl.experiments.systems.training_bias.study import MODEL
+from jaxpfl.experiments.systems.worlds import page_fields, ranked
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
     """Makes the tables from the record."""
     worlds, drawn, bias = list(record["worlds"].values()), record["drawn"], record["bias"]
-    costliest = max(worlds, key=lambda world: world["composed_guarantee"]["epsilon"] or 0.0)
-    guarantee, plan = costliest["composed_guarantee"], record["plans"][MODEL]
+    plan = record["plans"][MODEL]
     titles = [f"bias of {100 * world['share']:g} %" for world in worlds]
     rows = [
         (
@@ -26,22 +25,10 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     ]
     columns = ("", "rare sentences of the clients", "drawn: missing in public", "drawn: planted")
     shown = [[(each["text"], f"{each['excess']:.2f}") for each in w["top"]] for w in worlds]
-    ranked = enumerate(itertools.zip_longest(*shown, fillvalue=("", "")), 1)
-    top = [(str(rank), *itertools.chain(*row)) for rank, row in ranked]
-    heads = [text for title in titles for text in (title, "excess, nats")]
     return Page(
         title="What does the public training data lack? A private language model",
         lead=f"{record['population']} · a client: {record['unit']} · public: {record['public']}",
-        stamp=record["stamp"],
-        privacy=f"{guarantee['statement']}, {WORLD}, everything on its ledger",
-        privacy_notes=[
-            *no_protection(guarantee["epsilon"]),
-            "This is the composed guarantee of the model and the count of one world, which is what "
-            "a deployment would spend. This page shows several worlds of the same clients:",
-            f"all {len(worlds)} worlds, everything on their ledgers: {record['privacy']}",
-            *(f"the {kind}: {text}" for kind, text in costliest["privacy"].items()),
-            *(f"{name}: {statement}" for name, statement in record["at_scale"].items()),
-        ],
+        **page_fields(record),
         facts=[
             (f"{plan['rounds']}", "rounds"),
             (f"{plan['clients_per_round']:g}", "clients in a round (expected)"),
@@ -63,8 +50,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
                 "What it lacks: drawn sentences of the greatest excess",
                 f"By how much each word is more probable than by the model of {record['public']}, "
                 "in the mean.",
-                table=Table(("rank", *heads), top, (0, *range(2, len(heads) + 1, 2))),
+                table=ranked(titles, "excess, nats", shown),
             ),
         ],
-        runs=[f"{kind}_{name}" for name in record["worlds"] for kind in record["plans"]],
     )

@@ -10,16 +10,14 @@ import numpy as np
 from jaxpfl.algorithms.federated_sums import COLUMN, Rates
 from jaxpfl.data.corruptions import replace_texts
 from jaxpfl.experiments.records.artifacts import Artifact
-from jaxpfl.experiments.systems.training_bias.study import MODEL, RATE, Study
+from jaxpfl.experiments.systems.training_bias.study import MODEL, Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate, stored_params
+from jaxpfl.experiments.systems.worlds import RATE, ledger_of, record_of
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.privacy.keys import BIAS_SENTENCES, training_root
 from jaxpfl.text.generation.sentences import request_keys, sample_tokens
 from jaxpfl.text.metrics.density import log_densities, unlikely
 from jaxpfl.text.tokenisers.vocabulary import BOS, SPECIALS
-
-LEDGER = "worlds/{}/ledger.jsonl"
-SHARES = ("rare_share", "missing_share", "planted_share")
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
@@ -35,26 +33,14 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         return Artifact({"threshold": float(np.quantile(log_N, config.public_model.rare))})
 
     limit = artifacts.load_or_compute("threshold", threshold, start).record["threshold"]
-    ledgers = [workspace.directory / LEDGER.format(name) for name in study.worlds]
     worlds = {name: _world(study, workspace, name, public, start, limit) for name in study.worlds}
-    composed = workspace.composed_guarantee(ledgers, config.privacy.delta)
     return {
-        "private": not workspace.stamp,
-        "privacy": composed["statement"],
-        "metrics": {
-            "epsilon": composed["epsilon"],
-            **{n: {f"{w['share']:g}": w[n] for w in worlds.values()} for n in SHARES},
-        },
-        "population": study.clients.name,
-        "unit": study.clients.unit,
+        **record_of(study, workspace, worlds, config.privacy.delta),
         "public": config.data.public,
         "bias": dataclasses.asdict(config.bias),
         "rare": config.public_model.rare,
         "drawn": dataclasses.asdict(config.drawn),
         "threshold": limit,
-        "plans": {kind: plan.to_dict() for kind, plan in study.plans.items()},
-        "worlds": worlds,
-        "at_scale": {name: each.statement() for name, each in study.at_scale().items()},
     }
 
 
@@ -63,7 +49,7 @@ def _world(
 ) -> dict[str, Any]:
     """The record of one world, whose model and count are charged to one ledger."""
     config, share, privacy = study.config, study.worlds[name], study.config.privacy
-    ledger = workspace.directory / LEDGER.format(name)
+    ledger = ledger_of(workspace.directory, name)
     planted = study.planted.column("text").to_pylist()
     texts = replace_texts(study.clients, planted, share, config.run.seed)
     clients = study.vocabulary.encode(texts, config.model.sequence_length)

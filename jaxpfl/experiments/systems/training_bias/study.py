@@ -11,8 +11,7 @@ of its own, in which the same clients have another history, with a ledger of its
 
     vocabulary.json              the words
     artifacts/                   the public model, its threshold, the generated sentences
-    runs/KIND_WORLD/             the run of each private model and count
-    worlds/WORLD/ledger.jsonl    the releases of a world
+    runs/, worlds/               see `systems.worlds`
 """
 
 from dataclasses import dataclass, field
@@ -28,19 +27,17 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit_adam
 from jaxpfl.experiments.engine import build, description
-from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems import worlds
 from jaxpfl.experiments.systems.training_bias.config import TrainingBiasConfig
-from jaxpfl.experiments.systems.workspace import at_scale
+from jaxpfl.experiments.systems.worlds import RATE
 from jaxpfl.federated.audits.rehearsal import column, rehearse
-from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 
-WORLD = "everything of a world"
-MODEL, RATE = "model", "rate"
+MODEL = "model"
 
 
 @dataclass(frozen=True)
-class Study(base.Study):
+class Study(worlds.Study):
     """The private model and the count of each world.
 
     Attributes:
@@ -91,20 +88,10 @@ class Study(base.Study):
             rounds = {
                 kind: rehearse(partial(self.algorithm, kind), columns[kind]) for kind in columns
             }
-        together, delta = {}, self.config.privacy.delta
-        if delta is not None:
-            events = [plan.event() for plan in self.plans.values()]
-            for name, number in ((WORLD, 1), (f"all {len(self.worlds)} worlds", len(self.worlds))):
-                together[name] = Guarantee.of_events(events * number, delta)
-        releases = super().describe().releases
+        together = self.together(self.config.privacy.delta)
         return description.Description(
-            models, rounds, releases, together={**together, **self.at_scale()}
+            models, rounds, super().describe().releases, together=together
         )
-
-    def at_scale(self) -> dict[str, Guarantee]:
-        """The cost of one world at `scaled_up`."""
-        count = self.plans[RATE].noise_multiplier
-        return at_scale(WORLD, self.config.scaled_up, [self.plans[MODEL]], [count])
 
     @cached_property
     def held_out(self) -> np.ndarray:

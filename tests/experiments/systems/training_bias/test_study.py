@@ -38,15 +38,19 @@ drawn: {{sentences: 100, top: 5, excess: 0.01}}
 scaled_up: {{population: 1000000, factor: 100, delta: 1e-7}}
 run: {{checkpoint_every: 2, reproducible_noise: true, devices: 2}}
 """
+FILES = {
+    "clients": (NEAR, 60, 4, "canarytext{}"),
+    "public": (NEAR, 60, 4, "publicword{}"),
+    "planted": (FAR, 30, 4, "plantedword{}"),
+    "words": (NEAR + FAR, 60, 4, "listedword{}"),
+}
 
 
 @pytest.fixture(scope="module")
 def config_path(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bias")
-    write_lines(folder / "clients.jsonl", NEAR, 60, 4, "canarytext{}")
-    write_lines(folder / "public.jsonl", NEAR, 60, 4, "publicword{}")
-    write_lines(folder / "planted.jsonl", FAR, 30, 4, "plantedword{}")
-    write_lines(folder / "words.jsonl", NEAR + FAR, 60, 4, "listedword{}")
+    for name, given in FILES.items():
+        write_lines(folder / f"{name}.jsonl", *given)
     path = folder / "bias.yaml"
     path.write_text(STUDY.format(folder=folder))
     return path
