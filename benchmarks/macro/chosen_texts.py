@@ -1,6 +1,6 @@
 """Do texts that one look chooses train a model better than the best corpora? All arms cut alike.
 
-    JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts irc --repetitions 5
+    JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts irc --seeds 0 1 2 3 4
     JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts congress --simulate 72000
     JAXPFL_DATA=... python -m benchmarks.macro.chosen_texts irc --writer smollm2 \
         --measured chosen pick_write_pick placebo
@@ -261,7 +261,7 @@ def with_written(pool: Pool, rows_M: np.ndarray, writer: Any, number: int, seed:
 
 def main(
     clients: tyro.conf.Positional[Literal["congress", "irc", "commits", "pubmed"]],
-    repetitions: int = 5,
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     texts: tuple[int, ...] = (1_000,),
     simulate: int = 0,
     number: int = 0,
@@ -275,6 +275,7 @@ def main(
 
     Args:
       clients: whose texts.
+      seeds: one for each repetition.
       texts: how many are chosen.
       simulate: the number of clients whose noise is added: a SIMULATION; 0: the real one.
       number: of training clients, drawn from all; 0: all.
@@ -286,7 +287,7 @@ def main(
     """
     everyone, ids = people(clients, cache)
     pool, author = pool_of(clients, cache, of_corpus), writer and writer_of(writer, models)
-    for seed in range(repetitions):
+    for seed in seeds:
         generator = np.random.default_rng(100 + seed)
         train, rest = divided(ids, generator, number)
         half = np.isin(
