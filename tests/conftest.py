@@ -147,6 +147,17 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """Tests kill processes and no machine: what was written is there without `fsync`.
+
+    That it is called, and when, tests see by watching it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: os.fstat(file) and None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _certificates_are_short() -> Iterator[tuple[float, ...]]:
     """Accounting at a dozen deltas took a third of the time of a run; `whole_curves` has all."""
     from jaxpfl.privacy import certificate

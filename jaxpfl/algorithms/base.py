@@ -141,7 +141,7 @@ def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
     """
     if start is None:
         return partial(initialised, model)
-    expected = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    expected = named_leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     require_same_leaves(schema(named_leaves(start)), expected, "start")
     return copied(start)
 

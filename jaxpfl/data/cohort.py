@@ -34,6 +34,7 @@ CLIENTS_PER_BUCKET = 64
 With less, most time goes to starting programs.
 """
 
+_FEW_STEPS = 8
 _T = TypeVar("_T")
 _END, _AHEAD = object(), 2
 # Separate these draws from every other use of the same seed.
@@ -106,13 +107,13 @@ class CohortSpec(Checked):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The ladder: a quarter of `max_steps`, and `max_steps`.
+        """The ladder: `max_steps`, and a quarter of it where that is more than two.
 
-        Each rung costs a compilation, and padding steps take memory but are not run, so that two
-        are enough.
+        Each rung is a program to trace, check and compile, while padding steps take memory but are
+        not run: two are enough for many steps, and one for few.
         """
         most = self.max_steps
-        return (most,) if self.one_shape else tuple(sorted({-(-most // 4), most}))
+        return (most,) if self.one_shape or most <= _FEW_STEPS else (-(-most // 4), most)
 
 
 @dataclass(eq=False, repr=False)

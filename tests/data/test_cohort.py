@@ -199,7 +199,7 @@ def test_clients_without_examples_are_counted():
     empty = from_clients({"a": {"x": np.zeros((0, 3), np.float32)}, "b": {"x": []}})
     (bucket,) = packed(empty, [0, 1], CohortSpec(2, 4, clients_per_bucket=4))
     assert bucket.weight.tolist() == [1, 1, 0, 0]
-    assert bucket.batches["x"].shape == (4, 1, 2, 3)
+    assert bucket.batches["x"].shape == (4, 2, 2, 3)
     assert not bucket.mask.any()
     assert not bucket.batches["x"].any()
 

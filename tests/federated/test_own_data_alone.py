@@ -21,9 +21,9 @@ from tests.federated.own_functions import FUNCTIONS, of_self
 
 # Batches of two, and two shapes: which one a bucket has follows from its largest client.
 SPECS = {
-    "two shapes": CohortSpec(2, 16, clients_per_bucket=32),
-    "large buckets": CohortSpec(2, 16, clients_per_bucket=64),
-    "two epochs": CohortSpec(2, 8, epochs=2, clients_per_bucket=32),
+    "two shapes": CohortSpec(2, 24, clients_per_bucket=32),
+    "large buckets": CohortSpec(2, 24, clients_per_bucket=64),
+    "two epochs": CohortSpec(2, 12, epochs=2, clients_per_bucket=32),
 }
 CLIP = 1.0
 
@@ -81,7 +81,7 @@ def whole_adversary(broadcast, examples, key):
     }
 
 
-STEPS = 8
+STEPS = 12
 
 
 def _seen(batch, mask, key):
@@ -145,7 +145,7 @@ def test_nothing_that_a_client_is_handed_depends_on_others(adversary, layout, ch
 
 def test_whole_functions_get_one_public_shape():
     query = Query("q", whole_adversary, no_noise(), SPECS["large buckets"])
-    assert query.cohort.rungs == (8,)
+    assert query.cohort.rungs == (STEPS,)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_every_broadcast_of_one_type_runs_the_program_that_was_checked(broadcast
         return total * broadcast
 
     clients = jp.data.from_clients({f"c{i}": {"x": np.float32([i])} for i in range(6)})
-    plan = jp.Plan(1, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(6, 6), 1e-2)
+    plan = jp.Plan(1, jp.Clip(15.0), jp.Noise(0.01), jp.Poisson(6, 6), 1e-2)
     value = sum_by(how, client_fn, clients, plan, tmp_path / "l", broadcast())
     assert value == pytest.approx(15, abs=1) and not told and set(types) == {False}
 
@@ -57,10 +57,10 @@ def test_every_shape_of_a_bucket_is_checked_hashed_and_lowered_before_a_charge(t
         lambda broadcast, state: state,
     )
     clients = jp.data.from_clients(
-        {f"c{i}": {"x": np.ones(1 + 7 * (i == 0), np.float32)} for i in range(4)}
+        {f"c{i}": {"x": np.ones(1 + 11 * (i == 0), np.float32)} for i in range(4)}
     )
-    plan = jp.Plan(2, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(4, 4), 1e-2)
-    spec = jp.CohortSpec(1, 8, clients_per_bucket=2)
+    plan = jp.Plan(2, jp.Clip(15.0), jp.Noise(0.01), jp.Poisson(4, 4), 1e-2)
+    spec = jp.CohortSpec(1, 12, clients_per_bucket=2)
     query = jp.Query("sum", steps, plan, spec)
     assert len(spec.rungs) == 2
     with releasing(tmp_path / "l", clients) as releaser, lowered_programs() as names:
@@ -73,5 +73,5 @@ def test_every_shape_of_a_bucket_is_checked_hashed_and_lowered_before_a_charge(t
         releaser.ledger.charge = first
         for round in (1, 2):
             value = releaser.release(query, jnp.float32(0), round=round).value
-            assert value == pytest.approx(11, abs=1)
+            assert value == pytest.approx(15, abs=1)
     assert rungs == [2, 2]

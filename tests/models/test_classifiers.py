@@ -69,6 +69,18 @@ def test_loss_of_rows_of_numbers_is_that_of_numpy(hidden):
     assert summarise(jax.device_get(metrics))["accuracy"] == pytest.approx(hits)
 
 
+def test_a_hit_is_a_first_highest_logit():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 3, (300, 5)).astype(np.float32)
+    logits[0] = np.nan
+    targets, real = rng.integers(0, 5, 300, np.int32), np.arange(300) % 7 > 0
+    for oov in (None, 2):
+        hits = (logits.argmax(1) == targets) & real & (targets != oov)
+        assert hits.sum() > 30
+        found = base.masked_loss(jnp.asarray(logits), targets, real, oov=oov)[1]
+        assert found["correct"] == hits.sum()
+
+
 def reference(params, image):
     """The network layer by layer, with the kernels of `params`."""
     leaves = dict(base.named_leaves(params))

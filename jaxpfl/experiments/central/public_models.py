@@ -114,7 +114,7 @@ class PublicModels:
         model = Decoder(settings.network(self.vocab_size, positions))
         folder = self.cache / "training" / stored_as
         stored = self._cached(stored_as, partial(self._pretrained, model, settings, names, folder))
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
         params = jax.device_put(tree_of(stored.arrays, shapes, f"{self.cache / stored_as}"))
         return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
 

@@ -5,6 +5,7 @@ shown as on pages and terminals.
 """
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -117,6 +118,12 @@ def percent(share: float | None) -> str:
 def score(metric: str, value: float | None) -> str:
     """The value of a metric: an accuracy as a percentage, any other as a number."""
     return percent(value) if metric == "accuracy" else number(value)
+
+
+def in_words(text: str) -> str:
+    """The text, with the number of packages where a source of docstrings lists more than three."""
+    listed = r"\bdocstrings:(\w+(?:,\w+){3,})"
+    return re.sub(listed, lambda m: f"docstrings of {m[1].count(',') + 1} packages", text)
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:

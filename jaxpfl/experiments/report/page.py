@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.records.cautions import OURS, score
+from jaxpfl.experiments.records.cautions import OURS, in_words, score
 from jaxpfl.experiments.records.lines import attempts as attempts_of
 from jaxpfl.experiments.report.plots import plain
 from jaxpfl.printable import in_one_line, printable, template
@@ -272,9 +272,9 @@ def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language
     titles |= {name: name for name in numbers if name not in _NO_OTHER}
     rows = []
     for row in table:
-        note = f"word frequencies of {row['frequencies']}" if "frequencies" in row else ""
+        note = f"word frequencies of {in_words(row['frequencies'])}" if "frequencies" in row else ""
         model = Cell(row["model"], note=note, stamps=[] if row["private"] else ["NOT PRIVATE"])
         rows.append((model, *(score(name, row[name]) if name in row else "" for name in titles)))
     ours = [row["model"] for row in table].index(OURS)
     compared = Table(("model", *titles.values()), rows, tuple(range(1, len(rows[0]))), ours)
-    return Section(f"Compared on {tested_on}", table=compared)
+    return Section(f"Compared on {in_words(tested_on)}", table=compared)

@@ -15,7 +15,7 @@ from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted, InputError, Interrupted
 from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.setting import mark_of
-from jaxpfl.experiments.records.cautions import OURS, of_rounds, of_table
+from jaxpfl.experiments.records.cautions import OURS, in_words, of_rounds, of_table
 from jaxpfl.experiments.records.lines import flat, read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models, write_page
@@ -126,19 +126,6 @@ class RunFiles:
         """The values at this path of the rounds' records that have it, with their rounds."""
         records = [(record["round"], flat(record)) for record in self.records]
         return [(round, values[path]) for round, values in records if path in values]
-
-
-def in_words(text: str) -> str:
-    """The text, with the number of packages where the source of docstrings lists more than three.
-
-    A page has the list once, among its details.
-    """
-
-    def shortened(source: re.Match[str]) -> str:
-        number = source[1].count(",") + 1
-        return source[0] if number <= 3 else f"docstrings of {number} packages"
-
-    return re.sub(r"\bdocstrings:([\w,]+)", shortened, text)
 
 
 @contextmanager

@@ -261,7 +261,7 @@ def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:
 def stored_params(artifacts: Artifacts, name: str, model: Model, train: Callable[[], Any]) -> Any:
     """The parameters of `model` that are stored as `name`; otherwise trains and stores them."""
     stored = artifacts.load_or_compute(name, lambda: Artifact(arrays=tree_arrays(train())))
-    return tree_of(stored.arrays, jax.eval_shape(model.init, jax.random.key(0)), name)
+    return tree_of(stored.arrays, jax.eval_shape(lambda: model.init(jax.random.key(0))), name)
 
 
 def params_digest(params: Any) -> str:

@@ -6,6 +6,7 @@ An algorithm takes any optax optimiser. These are the ones of McMahan et al. 201
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +40,13 @@ def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: i
     params = {"w": np.ones(1, np.float32)}
 
     @jax.jit
-    def moved(state: optax.OptState) -> tuple[jax.Array, optax.OptState]:
+    def moved(params: Any, state: Any = None) -> tuple[jax.Array, Any]:
+        state = optimizer.init(params) if state is None else state
         updates, state = updated(optimizer, params, state, params)
         return jnp.any(updates["w"] != 0), state
 
     try:
-        jax.eval_shape(moved, jax.eval_shape(optimizer.init, params))
+        jax.eval_shape(moved, params)
     # Another error is that of one for a certain tree, which cannot be tried on this one.
     except Exception as error:
         if "'fast'" in str(error):
@@ -57,10 +59,10 @@ def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: i
         what = ", ".join(re.findall(r"'(\w+)'", str(error)))
         reason = f"{name} must be an optimiser of gradients alone, found one that needs {what}"
         raise InputError(reason) from None
-    state = jax.jit(optimizer.init)(params) if steps else ()
+    state = None
     # One that never moves this tree may be made for another.
     for number in range(1, steps + _LATER if steps else 1):
-        has_moved, state = moved(state)
+        has_moved, state = moved(params, state)
         if has_moved:
             if number <= steps:
                 return

@@ -223,7 +223,8 @@ def stored(model: Encoder | Decoder) -> dict[str, tuple[tuple[int, ...], list[Bl
     """By name, as transformers stores it: a tensor's shape, and the parts of our leaves in it."""
     # transformers gives the tensors of an encoder without a head no prefix.
     bare = isinstance(model, Encoder) and not model.head
-    names, shapes = Naming(model.name), named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    shapes = named_leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))))
+    names = Naming(model.name)
     tensors: dict[str, tuple[tuple[int, ...], list[Block]]] = {}
     for block in blocks(model):
         name = block.tensor if bare else names.full(block.tensor)

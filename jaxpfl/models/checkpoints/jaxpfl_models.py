@@ -88,7 +88,7 @@ def load(folder: str | Path, own: Model | None = None) -> tuple[Any, Params]:
     try:
         model_files.check_sizes(fixed, layers=100)
         model = _ARCHITECTURES[architecture](**fixed) if own is None else own
-        expected = jax.eval_shape(model.init, jax.random.key(0))
+        expected = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise InputError(f"{path}: does not describe a {architecture}: {error}") from None
     shapes = named_leaves(expected)

@@ -41,7 +41,7 @@ def finite(what: str, values: np.ndarray) -> np.ndarray:
 def check_parameters(model: Model, params: Params, dtypes: tuple[str, ...]) -> dict[str, Any]:
     """The leaves of a model's parameters, by name."""
     leaves = named_leaves(params)
-    shapes = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    shapes = named_leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))))
     for name in sorted(leaves.keys() ^ shapes.keys()):
         what = "is missing" if name in shapes else "is not part of the model"
         raise InputError(f"parameter {name} {what}")

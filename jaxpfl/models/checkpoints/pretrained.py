@@ -144,7 +144,7 @@ def _parameters(
 ) -> dict[str, Any]:
     """The parameters of a model, from tensors that are all checked before a value is read."""
     names, by_short = Naming(model.name), _by_short(tensors, model)
-    expected = jax.eval_shape(model.init, jax.random.key(0))
+    expected = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     shapes = named_leaves(expected)
     sources: dict[str, list[tuple[str, Block]]] = {leaf: [] for leaf in shapes}
     unused = dict(by_short)

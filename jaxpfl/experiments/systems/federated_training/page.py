@@ -13,11 +13,11 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.records.artifacts import RECORD
-from jaxpfl.experiments.records.cautions import number
+from jaxpfl.experiments.records.cautions import in_words, number
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import bars
-from jaxpfl.experiments.report.run_page import RunFiles, in_words, run_page
+from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.experiments.systems import ARTIFACTS, SIMULATION
 
 SCORES = "fred_scores"
@@ -40,8 +40,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     ranked, about, further = [], [], []
     if fred is not None:
         stamp = "" if fred["private"] else _NOT_PRIVATE
-        tested_on = in_words(record.get("tested_on") or "")
-        ranked = _ranked(fred, tested_on, run.metric, stamp)
+        ranked = _ranked(fred, record.get("tested_on") or "", run.metric, stamp)
         if fred["choice"] is not None:
             ranked.append(chosen.section(fred["choice"], stamp))
     simulated = directory / SIMULATION
@@ -74,7 +73,7 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
     columns += [f"{metric} {_STAGES[stage]}" for stage in stages]
     measured = "FreD: from each candidate to what the private clients hold, as released with noise."
     if stages:
-        measured += f" {metric.capitalize()}: on {tested_on}."
+        measured += f" {metric.capitalize()}: on {in_words(tested_on)}."
     texts = [_correlations(fred, metric)]
     if tied := [pair for pair in itertools.pairwise(candidates) if pair[0]["tied"]]:
         pairs = "; ".join(f"{near['candidate']} and {far['candidate']}" for near, far in tied)
@@ -100,7 +99,7 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
 
 def _simulation(run: RunFiles, record: Mapping[str, Any]) -> Page:
     stamp = _NOT_PRIVATE if run.start["stamp"] else ""
-    tested_on = in_words(record["tested_on"] or "")
+    tested_on = record["tested_on"] or ""
     sections, runs = [], []
     for row in record["table"]:
         link = row["folder"] and f"{row['folder']}/report.html"
