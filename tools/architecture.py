@@ -115,7 +115,8 @@ SELECTION = "experiments/sweep/selection.py"
 # Secrets of one release, which end with it; and of an audit, on made-up clients.
 ONCE = {"experiments/release.py", "algorithms/base.py", "federated/audits/canaries.py", SECURE}
 BUFFERED = "privacy/buffered_noise.py"
-NOISE = {DOOR, SCORES, BUFFERED, "privacy/correlated_noise.py", "privacy/exact_noise.py"}
+LOCAL = "federated/release/local_noise.py"
+NOISE = {DOOR, SCORES, BUFFERED, LOCAL, "privacy/correlated_noise.py", "privacy/exact_noise.py"}
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE, SELECTION}),

@@ -24,8 +24,8 @@ After a paragraph, list or table with figures stands a comment, which says of ea
 
 Left of the colon is text of the paragraph, which must stand there once;
 with ` ...` at its end, it goes to the end of the line. Its last numbers are those that are checked.
-On the right: a file of benchmarks/results; filters `key=value`, where `*` matches anything, `|` parts
-alternatives, and dots lead into objects and lists; a field; and what is made of the rows: nothing
+On the right: a file of benchmarks/results; filters `key=value`, where `*` matches anything and `|`
+parts alternatives; dots lead into objects and lists; a field; what is made of the rows: nothing
 where there is one, else
 min, max, mean, median, sd (of a sample), se (sd / √n), sum, count, or last. `+ - * /` with a number
 or with another selection follow, from left to right. Rows are paired as in

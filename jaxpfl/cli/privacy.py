@@ -111,7 +111,7 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
     names = ("noise_multiplier", "delta", "rounds", "population", "clients_per_round", "sampling")
     return {
         **{name: getattr(plan, name) for name in (*names, "unit")},
-        "adjacency": plan.participation.adjacency,
+        "adjacency": plan.adjacency,
         "epsilon": plan.epsilon(),
         "accountant": plan.guarantee().accountant,
         "confirmed_epsilon": plan.guarantee().confirmed_epsilon(),

@@ -34,7 +34,7 @@ CLIENTS_PER_BUCKET = 64
 With less, most time goes to starting programs.
 """
 
-_FEW_STEPS = 8
+_FEW_STEPS = 4
 _T = TypeVar("_T")
 _END, _AHEAD = object(), 2
 # Separate these draws from every other use of the same seed.

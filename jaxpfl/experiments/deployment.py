@@ -13,7 +13,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
-from jaxpfl.privacy.verify import Unfit, at, check
+from jaxpfl.privacy.verify import Unfit, at, check, cost_of
 
 FILL_IN = "FILL IN: "
 
@@ -31,21 +31,22 @@ def entry(run: str | Path) -> dict[str, Any]:
     """
     path = files.user_path(run) / CERTIFICATE
     certificate = files.read_record(path, {"stamp": str, "statement": str, "ledgers": list})
+    # That of clients first, if there are several units.
+    ledgers = sorted(certificate["ledgers"], key=lambda ledger: ledger["unit"] != "client")
     try:
         with at(str(path)):
             check(certificate)
+            privacy = _privacy(certificate, ledgers) if ledgers else {}
     except Unfit as error:
         raise InputError(str(error)) from None
-    if certificate["stamp"] or not certificate["ledgers"]:
+    if certificate["stamp"] or not ledgers:
         said = certificate["stamp"] or "nothing was released from clients"
         raise InputError(f"{path}: is of no private deployment: {said}")
-    # That of clients, if there are several units.
-    ledgers = sorted(certificate["ledgers"], key=lambda ledger: ledger["unit"] != "client")
     return {
         "url_slug": re.sub(r"[^a-z0-9]+", "-", path.absolute().parent.name.lower()).strip("-"),
         "deployment": {
             "basic": _basic(certificate["weights"]),
-            **_privacy(certificate, ledgers),
+            **privacy,
             "deployment_model": _model(ledgers),
             "implementation": _implementation(certificate, ledgers),
             "administrative": {
@@ -91,15 +92,21 @@ def _basic(exported: Mapping[str, str]) -> dict[str, Any]:
 
 def _privacy(certificate: Mapping[str, Any], ledgers: Sequence[Mapping[str, Any]]) -> Any:
     first = ledgers[0]
-    populations = [query["plan"]["population"] for query in first["queries"]]
-    number = f", of {max(populations):,}" if populations else ""
+    # None where everyone takes part, and their number may be private.
+    populations = [query["plan"]["population"] or 0 for query in first["queries"]]
+    number = f", of {max(populations):,}" if any(populations) else ""
+    # The worlds of a study have ledgers of their own, and clients in common.
+    charges = [x["charges"] for x in ledgers if x["unit"] == first["unit"]]
+    every = [charge for own in charges for charge in own]
+    epsilon = cost_of(every)(first["delta"]) if charges[1:] else first["epsilon"]
     public = [
         f"the number of {first['unit']}s, rounds and clip norms",
         *certificate["not_covered"],
     ]
     curve = [f"{p['epsilon']:.4g} at delta {p['delta']:g}" for p in first["curve"]]
-    others = [f"{x['epsilon']:.4g} at {x['delta']:g} for each {x['unit']}" for x in ledgers[1:]]
-    further = f"; other ledgers: {', '.join(others)}" if others else ""
+    own = [f"{x['epsilon']:.4g} at {x['delta']:g} for each {x['unit']}" for x in ledgers]
+    together = f"{len(charges)} ledgers together, if of the same clients" if charges[1:] else ""
+    further = f"; {together}; by ledger: {', '.join(own)}" if ledgers[1:] else ""
     return {
         "dp_variant": {
             "variant_name": "Approximate DP",
@@ -112,7 +119,7 @@ def _privacy(certificate: Mapping[str, Any], ledgers: Sequence[Mapping[str, Any]
             f"{first['unit']}{number}",
             # By which neighbouring data sets differ.
             "number_of_privacy_units": 1,
-            "privacy_parameters": {"epsilon": first["epsilon"], "delta": first["delta"]},
+            "privacy_parameters": {"epsilon": epsilon, "delta": first["delta"]},
             "privacy_parameters_details": f"{certificate['statement']}; the same guarantee is "
             f"epsilon {', '.join(curve)}{further}",
         },
@@ -121,11 +128,16 @@ def _privacy(certificate: Mapping[str, Any], ledgers: Sequence[Mapping[str, Any]
 
 def _model(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     releases = sum(len(ledger["charges"]) for ledger in ledgers)
+    local = any("trust" in query["plan"] for ledger in ledgers for query in ledger["queries"])
+    details = "clients send bounded updates; a server sums them and adds the noise"
+    trusted = "the server is trusted with each update, and to add the noise"
+    if local:
+        details = "each client adds noise to its bounded update; a server sums them"
+        trusted = "nobody is trusted with an update without noise, in the releases of such plans"
     return {
-        "model_name": "Central",
-        "model_name_details": "clients send bounded updates; a server sums them and adds the noise",
-        "trust_assumptions": "the server is trusted with each update, and to add the noise. "
-        "jaxpfl has no cryptography",
+        "model_name": "Local" if local else "Central",
+        "model_name_details": details,
+        "trust_assumptions": f"{trusted}. jaxpfl has no cryptography",
         "actors": FILL_IN + "who runs the server, who gets the result",
         "release_type": "Many releases" if releases > 1 else FILL_IN + "one release",
         "release_type_details": f"{releases} releases, all charged to the ledgers below",
@@ -168,7 +180,8 @@ def _mechanisms(ledgers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for query in ledger["queries"]:
             plan = query["plan"]
             yield (
-                f"{query['label']}: Gaussian noise ({plan['noise']}), multiplier "
+                f"{query['label']}: Gaussian noise ({plan['noise']}, added by "
+                f"{'each client' if 'trust' in plan else 'the server'}), multiplier "
                 f"{plan['noise_multiplier']:.4g} of a sum clipped at {plan['clip_norm']:g}, "
                 f"{plan['rounds']} rounds, {plan['sampling']} cohorts of "
                 f"{plan['clients_per_round']:,} of {plan['population']:,}"

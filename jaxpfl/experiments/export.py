@@ -184,7 +184,7 @@ def _card(title: str, statement: str, made: Made) -> dict[str, Any]:
         terms = {
             "delta": f"{plan.delta:g}" if plan.private else "none: there is no noise",
             "unit": _UNITS[plan.unit],
-            "adjacency": f"{plan.participation.adjacency.replace('_', ' ')} {plan.unit}",
+            "adjacency": f"{plan.adjacency.replace('_', ' ')} {plan.unit}",
             "accountant": plan.guarantee().accountant if plan.private else "none",
         }
     return {

@@ -3,6 +3,7 @@
 plan           fixes clipping, noise, participation and accounting in one object; start here
 participation  the kinds of cohorts, and the cost of a round with each; draws cohorts
 gaussian       the noise's multiplier and kind
+local_trust    the cost of noise that each client adds itself
 calibration    the smallest multiplier for an epsilon
 guarantee      the cost of a composition of releases: epsilon, second accountant, statement
 ledger         write-ahead record of every release on a source of clients, with a hard budget

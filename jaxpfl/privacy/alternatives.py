@@ -54,7 +54,7 @@ class Alternative:
         return {
             "population": plan.population,
             "mechanism": self.mechanism,
-            "adjacency": plan.participation.adjacency,
+            "adjacency": plan.adjacency,
             "clients_per_round": plan.clients_per_round,
             "noise_multiplier": plan.noise_multiplier,
             "noise_to_batch_ratio": self.ratio,

@@ -107,8 +107,8 @@ def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
         return "zero_out_one" if kinds & {*ZEROED} else "add_or_remove_one"
     if len(kinds) > 1:
         raise InputError(
-            "the event mixes cohorts of fixed size (replace one) with other releases (add, remove "
-            "or zero out one), which have no common epsilon"
+            "the event mixes cohorts of fixed size or noise of clients' own (replace one) with "
+            "other releases (add, remove or zero out one), which have no common epsilon"
         )
     return "replace_one"
 

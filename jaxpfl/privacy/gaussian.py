@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     # Noise without a strategy needs none of it.
     from jaxpfl.privacy.strategies import BufferedToeplitz
 
+Trust = Literal["central", "local"]
 NoiseKind = Literal["independent", "exact", "banded", "exact_banded", "blt", "tree"]
 
 
@@ -36,11 +37,13 @@ class Noise:
         for DP-FTRL's (see `privacy.correlated_noise`); "blt" and "tree", with a minimum separation
         (see `privacy.strategies`).
       blt: of kind "blt"; None = a `Plan` finds the best with three buffers.
+      trust: who adds it: "central", the server, or "local", each client: see `privacy.local_trust`.
     """
 
     multiplier: float
     kind: NoiseKind = "independent"
     blt: "BufferedToeplitz | None" = None
+    trust: Trust = "central"
 
     def __post_init__(self) -> None:
         z = checks.positive("noise_multiplier", self.multiplier)
@@ -49,6 +52,9 @@ class Noise:
             raise InputError(f"noise_multiplier must lie in 1e-6 .. 1e6, found {z:g}")
         object.__setattr__(self, "multiplier", z)
         checks.one_of("noise", self.kind, get_args(NoiseKind))
+        checks.one_of("trust", self.trust, get_args(Trust))
+        if self.trust == "local" and self.kind != "independent":
+            raise InputError(f"trust = 'local' needs noise = 'independent', found {self.kind!r}")
         if self.blt is not None:
             from jaxpfl.privacy.strategies import BufferedToeplitz
 

@@ -8,10 +8,10 @@ The unit is what is added, removed or replaced: a client with all its examples, 
 examples are sampled, whoever holds them, and the client function bounds each by itself
 (`federated.BoundedByExample`). The noise multiplier z is the sum's noise standard deviation / its
 sensitivity: S, and with unit "example" S (1 + 2^-7), of which 2^-7 S are for float32's rounding.
+Where clients add the noise themselves, see `privacy.local_trust`.
 """
 
 import dataclasses
-import math
 from typing import Any, Self
 
 import dp_accounting
@@ -20,13 +20,14 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.checked import Checked, NonNegative, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events, participation
+from jaxpfl.privacy import accounting, events, local_trust, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
+from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import KINDS, Participation, Sampling
-from jaxpfl.privacy.simulated import LargerPopulation, both_statements
+from jaxpfl.privacy.simulated import LargerPopulation, both_statements, smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,8 @@ class Plan(Checked):
             epochs = self.charge_number(self.rounds)
             per_epoch = self.participation.rounds_per_epoch
             correlated_noise.check_shift(self.bands, per_epoch, epochs, self.exact)
+        if self.local:
+            local_trust.require_support(self)
         if self.accountant is not None:
             accounting.require_support(events.counts(self.charge_event()), self.accountant)
         if self.clip.adaptive is not None:
@@ -240,22 +243,7 @@ class Plan(Checked):
         Raises:
           InputError: `participation` is not of fewer clients, or cannot simulate this plan's.
         """
-        if self.noise is None or participation.sampling != self.sampling:
-            own = f"{self.sampling!r}{'' if self.private else ' without noise'}"
-            wanted = f"a plan with noise and sampling = {participation.sampling!r}"
-            raise InputError(f"a simulation needs {wanted}, found {own}")
-        size, here = self.clients_per_round, participation.clients_per_round
-        z = self.noise.multiplier * here / size
-        # Rounding must not make the epsilon that is stated for the larger population too small.
-        while z * size / here < self.noise.multiplier:
-            z = math.nextafter(z, math.inf)
-        return dataclasses.replace(
-            self,
-            participation=participation,
-            noise=dataclasses.replace(self.noise, multiplier=z),
-            delta=delta,
-            simulates=LargerPopulation(self.population, size, self.delta),
-        )
+        return smaller(self, participation, delta)
 
     @property
     def simulation(self) -> str:
@@ -295,6 +283,15 @@ class Plan(Checked):
     def noise_multiplier(self) -> float:
         """z; 0 without privacy."""
         return 0.0 if self.noise is None else self.noise.multiplier
+
+    @property
+    def local(self) -> bool:
+        """Whether each client adds noise to what it sends, see `privacy.local_trust`."""
+        return self.noise is not None and self.noise.trust == "local"
+
+    @property
+    def adjacency(self) -> Adjacency:
+        return "replace_one" if self.local else self.participation.adjacency
 
     @property
     def correlated(self) -> bool:
@@ -341,6 +338,8 @@ class Plan(Checked):
         """Returns the event of one charge, which covers a round or, if cyclic, an epoch."""
         if self.noise is None:
             return dp_accounting.NonPrivateDpEvent()
+        if self.local:
+            return local_trust.event(self)
         return self.participation.event(self.noise.multiplier)
 
     def released_again_event(self) -> dp_accounting.DpEvent:
@@ -348,8 +347,8 @@ class Plan(Checked):
 
         It is not amplified: see `participation.without_sampling`.
         """
-        if self.noise is None:
-            return dp_accounting.NonPrivateDpEvent()
+        if self.noise is None or self.local:
+            return self.charge_event()
         return self.participation.without_sampling(self.noise.multiplier)
 
     def event(self, rounds: int | None = None) -> dp_accounting.DpEvent:
@@ -364,7 +363,7 @@ class Plan(Checked):
         event = self.event(rounds) if self.private else self.charge_event()
         charge = events.counts(self.charge_event())
         accountant = self.accountant or accounting.default_accountant(charge)
-        return Guarantee(event, self.delta, self.unit, self.participation.adjacency, accountant)
+        return Guarantee(event, self.delta, self.unit, self.adjacency, accountant)
 
     def epsilon(self, rounds: int | None = None, accountant: Accountant | None = None) -> float:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""
@@ -377,6 +376,7 @@ class Plan(Checked):
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         stated = self.guarantee(rounds).statement()
         stated += "; what client functions tell was not checked" if self.unchecked else ""
+        stated = local_trust.statement(self, stated, rounds)
         if self.simulates is not None:
             larger = self.scaled_to(self.simulates).statement(rounds)
             stated = f"{self.simulation}; {both_statements(larger, stated)}"
@@ -411,6 +411,7 @@ class Plan(Checked):
             "unit": self.unit,
             **({"simulates": dataclasses.asdict(self.simulates)} if self.simulates else {}),
             **({"unchecked": True} if self.unchecked else {}),
+            **({"trust": "local"} if self.local else {}),
         }
 
     @classmethod
@@ -424,7 +425,8 @@ class Plan(Checked):
                 from jaxpfl.privacy.strategies import BufferedToeplitz
 
                 blt = BufferedToeplitz(**fields["blt"])
-            noise = (fields["noise_multiplier"], fields["noise"], blt)
+            trust = fields.get("trust", "central")
+            noise = (fields["noise_multiplier"], fields["noise"], blt, trust)
             return cls(
                 rounds=fields["rounds"],
                 clip=Clip(fields["clip_norm"], adaptive),

@@ -14,6 +14,8 @@ Reference: Augenstein et al. 2020, "Privacy at scale".
 """
 
 import dataclasses
+import math
+from typing import Any
 
 from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.errors import InputError
@@ -80,3 +82,23 @@ class LargerPopulation(Checked):
                 "a simulated larger population needs AdaptiveClip.indicator_noise = None, which "
                 f"grows with the clients per round, found {adaptive.indicator_noise:g}"
             )
+
+
+def smaller(plan: Any, participation: Participation, delta: float) -> Any:
+    """As `Plan.simulated_by`."""
+    if plan.noise is None or participation.sampling != plan.sampling:
+        own = f"{plan.sampling!r}{'' if plan.private else ' without noise'}"
+        wanted = f"a plan with noise and sampling = {participation.sampling!r}"
+        raise InputError(f"a simulation needs {wanted}, found {own}")
+    size, here = plan.clients_per_round, participation.clients_per_round
+    z = plan.noise.multiplier * here / size
+    # Rounding must not make the epsilon that is stated for the larger population too small.
+    while z * size / here < plan.noise.multiplier:
+        z = math.nextafter(z, math.inf)
+    return dataclasses.replace(
+        plan,
+        participation=participation,
+        noise=dataclasses.replace(plan.noise, multiplier=z),
+        delta=delta,
+        simulates=LargerPopulation(plan.population, size, plan.delta),
+    )

@@ -92,6 +92,20 @@ def test_of_a_selection_it_says_what_tuning_cost(run):
     assert "7 on average" in tuning["preprocessing_and_hyperparameter_tuning"]
 
 
+def test_of_several_ledgers_of_clients_it_names_the_epsilon_of_all(run):
+    """The worlds of a study ask the same clients: one world's epsilon is not the whole."""
+    for world in ("other.jsonl", "another.jsonl"):
+        with Ledger(run / world, CLIENTS) as ledger:
+            charge(ledger, event=GAUSSIAN(4.0))
+    both = Guarantee.of_events([GAUSSIAN(4.0)] * 2, 1e-5)
+    ledgers = [run / "other.jsonl", run / "another.jsonl"]
+    said = both.statement()
+    certificate.certify(run, "study", [PLAN], statement=said, stamp="", ledgers=ledgers)
+    loss = deployment.entry(run)["deployment"]["privacy_loss"]
+    assert loss["privacy_parameters"]["epsilon"] == pytest.approx(both.epsilon(), rel=2e-3)
+    assert "2 ledgers together" in loss["privacy_parameters_details"]
+
+
 def test_no_entry_of_what_is_altered_or_not_private(run, tmp_path):
     path = run / "certificate.json"
     made = json.loads(path.read_text())

@@ -79,7 +79,8 @@ taken = jp.MinSeparation(60, 20, 3) if sums == "blt" else jp.Poisson(60, 20)
 people = dict(rounds=4, clip=jp.Clip(0.5), participation=taken)
 plan = jp.Plan.without_privacy(**people)
 if private == "private":
-    plan = jp.Plan(noise=jp.Noise(1.0, sums), delta=1e-3, **people)
+    kind, trust = ("independent", sums) if sums == "local" else (sums, "central")
+    plan = jp.Plan(noise=jp.Noise(1.0, kind, trust=trust), delta=1e-3, **people)
 shared = dict(server=optax.sgd(1.0), plan=plan, cohort=jp.CohortSpec(2, 4, clients_per_bucket=8))
 algorithm = jp.algorithms.fed_avg(model, client=optax.sgd(0.1), **shared)
 if "states" in also:
@@ -102,7 +103,8 @@ def trained(tmp_path: Path, processes: int, *settings: str) -> list[list[float]]
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("noise", "also"), [("independent", ()), ("exact", ("states",)), ("blt", ())]
+    ("noise", "also"),
+    [("independent", ()), ("exact", ("states",)), ("blt", ()), ("local", ())],
 )
 def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devices(
     tmp_path: Path, noise: str, also: tuple[str, ...]

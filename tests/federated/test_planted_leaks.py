@@ -13,7 +13,7 @@ from jaxpfl.federated import client_mesh
 from jaxpfl.federated.double_word import DoubleWord
 from jaxpfl.federated.flow.check import Labelled, check_program
 from jaxpfl.federated.release.accumulators import rounded_sum, scaled
-from jaxpfl.federated.release.information_flow import STEPS, secrets
+from jaxpfl.federated.release.information_flow import STEPS
 from jaxpfl.federated.release.sum_digest import bound_to_bits
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.mechanisms import standard_normal
@@ -26,7 +26,7 @@ GIVEN = Labelled(
     jax.ShapeDtypeStruct((), np.float32),
     jax.ShapeDtypeStruct((CLIENTS, DIM), np.float32),
     jax.ShapeDtypeStruct((4,), np.uint32),
-    secrets()[1],
+    jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32")),
 )
 
 

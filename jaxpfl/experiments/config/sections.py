@@ -18,7 +18,7 @@ from jaxpfl.models.mlp import MLP
 from jaxpfl.models.recurrent import LSTMLanguageModel
 from jaxpfl.models.resnet import ResNet
 from jaxpfl.privacy.accounting import Accountant
-from jaxpfl.privacy.gaussian import NoiseKind
+from jaxpfl.privacy.gaussian import NoiseKind, Trust
 from jaxpfl.privacy.participation import Sampling
 from jaxpfl.privacy.strategies import BufferedToeplitz
 from jaxpfl.text.tokenisers.characters import VOCAB_SIZE
@@ -138,6 +138,8 @@ class PrivacyConfig(Checked):
       noise: "exact" is drawn and added in whole numbers (`privacy.exact_noise`); "banded" is
         DP-FTRL's, correlated between rounds, and needs `sampling: cyclic` or `min_separation`;
         "exact_banded" is both; "blt" and "tree" need `min_separation`.
+      trust: who adds the noise: "central", the server, or "local", each client to its own update,
+        which costs far more (`privacy.local_trust`).
       blt: the coefficients of `noise: blt`; None finds them, and they are written with the run.
       accountant: None takes PLD where it supports the mechanism, else RDP.
       ledger: the file to charge; None means `ledger.jsonl` in the run directory. Runs on one
@@ -158,6 +160,7 @@ class PrivacyConfig(Checked):
     at_most: PositiveInt | None = None
     noise: NoiseKind = "independent"
     blt: BufferedToeplitz | None = None
+    trust: Trust = "central"
     accountant: Accountant | None = None
     ledger: str | None = None
     budget_epsilon: Positive | None = None
@@ -413,8 +416,10 @@ def check_study(name: str, privacy: PrivacyConfig, scaled_up: ScaledUpConfig | N
             f"{name}.epsilon must be absent in a study, which makes several releases: give "
             "noise_multiplier, and budget_epsilon as the limit of all of them"
         )
-    if privacy.sampling != "poisson":
-        raise InputError(f"{name}.sampling must be poisson in a study, found {privacy.sampling!r}")
+    for setting, needed in (("sampling", "poisson"), ("trust", "central")):
+        found = getattr(privacy, setting)
+        if found != needed:
+            raise InputError(f"{name}.{setting} must be {needed} in a study, found {found!r}")
     if scaled_up is not None and not privacy.private:
         raise InputError(f"scaled_up must be absent where {name}.private is false")
 

@@ -143,10 +143,10 @@ def build_plan(
         "accountant": privacy.accountant,
     }
     if privacy.noise_multiplier is not None:
-        noise = Noise(privacy.noise_multiplier, privacy.noise, privacy.blt)
+        noise = Noise(privacy.noise_multiplier, privacy.noise, privacy.blt, privacy.trust)
         return Plan(noise=noise, **shared)
     assert privacy.epsilon is not None
-    noise = Noise(1.0, privacy.noise, privacy.blt)
+    noise = Noise(1.0, privacy.noise, privacy.blt, privacy.trust)
     return Plan.calibrated(
         epsilon=privacy.epsilon, noise=noise, prior_releases=prior_releases, **shared
     )

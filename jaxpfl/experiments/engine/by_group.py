@@ -37,22 +37,15 @@ class GroupScores:
     clients: Mapping[str, int]
     means: Mapping[str, Mapping[str, Mapping[str, float]]]
 
-    def noise_costs(self, metric: str) -> dict[str, float]:
-        """By group, how much a metric differs with noise from the run without."""
-        return {
-            group: self.means[PRIVATE][group][metric] - self.means[NOISELESS][group][metric]
-            for group in self.clients
-        }
-
     def rows(self, metric: str) -> list[dict[str, Any]]:
         """A row for each group: its clients, a score for each model, and the cost of noise."""
-        costs = self.noise_costs(metric)
         return [
             {
                 self.column: group,
                 "clients": number,
                 **{model: groups[group][metric] for model, groups in self.means.items()},
-                "cost of noise": costs[group],
+                "cost of noise": self.means[PRIVATE][group][metric]
+                - self.means[NOISELESS][group][metric],
             }
             for group, number in self.clients.items()
         ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dp_accounting import DpEvent
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.privacy import simulated
+from jaxpfl.privacy import local_trust, simulated
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger
@@ -71,7 +71,12 @@ class Cost:
 
 
 def with_larger(plans: Sequence[Plan], statement: str) -> str:
-    """The statement on a run of these plans, after that of the larger population they simulate."""
+    """The statement on a run of these plans, after that of the larger population they simulate.
+
+    Of a plan whose clients add the noise, with what holds for those who see sums alone.
+    """
+    if len(plans) == 1:
+        statement = local_trust.statement(plans[0], statement)
     larger = [plan.scaled_to(plan.simulates) for plan in plans if plan.simulates is not None]
     if not larger:
         return statement

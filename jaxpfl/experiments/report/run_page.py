@@ -19,6 +19,7 @@ from jaxpfl.experiments.records.cautions import OURS, in_words, of_rounds, of_ta
 from jaxpfl.experiments.records.lines import flat, read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, compared_models, write_page
+from jaxpfl.privacy import participation
 
 # (file name, title, axis, path in a metrics record, logarithmic)
 _EVALUATED = (
@@ -208,10 +209,9 @@ def run_page(
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     start, records, plan = run.start, run.records, run.start["plan"]
     done = max((record["round"] for record in records), default=0)
-    number, population = plan["clients_per_round"], plan["population"]
-    if plan.get("sampling") == "cyclic":
-        # More, where the population is no multiple (`Cyclic.denominator`).
-        number = round(population / (population // number))
+    population, own = plan["population"], {n: plan.get(n) for n in ("separation", "at_most")}
+    sampled = participation.of(plan["sampling"], population, plan["clients_per_round"], **own)
+    number = round(sampled.denominator)
     clients = f"{number:,} of {population:,}"
     facts = [
         (f"{done} / {plan['rounds']}", "rounds"),

@@ -112,16 +112,17 @@ class Game:
         checks.positive_int("canaries", self.canaries)
         if not self.plans or not all(plan.private for plan in self.plans):
             raise InputError("an audit needs plans with noise, found one without or no plan")
-        for name in ("population", "unit", "sampling", "delta", "rounds"):
+        for name in ("population", "unit", "sampling", "delta", "rounds", "local"):
             values = sorted({getattr(plan, name) for plan in self.plans})
             if len(values) > 1:
                 raise InputError(
                     f"plans that are audited together must share {name}, found {values}"
                 )
         first = self.plans[0]
-        if first.sampling not in ("poisson", "fixed", "cyclic"):
-            known = "'poisson', 'fixed' or 'cyclic'"
-            raise InputError(f"an audit needs sampling {known}, found {first.sampling!r}")
+        if first.sampling not in ("poisson", "fixed", "cyclic") or first.local:
+            known = "'poisson', 'fixed' or 'cyclic', and noise of the server's"
+            found = f"{first.sampling!r}{' and noise of clients' if first.local else ''}"
+            raise InputError(f"an audit needs sampling {known}, found {found}")
         if self.canaries > first.population:
             raise InputError(
                 f"canaries must be at most the population, {first.population}, found "

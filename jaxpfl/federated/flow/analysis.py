@@ -20,6 +20,7 @@ from jaxpfl.federated.flow.client_program import (
 )
 from jaxpfl.federated.flow.labels import (
     OF_CLIENTS,
+    OF_SECRETS,
     Cause,
     Draws,
     Key,
@@ -53,7 +54,9 @@ class Steps(NamedTuple):
     Attributes:
       compute: a client's computation, whose results are private.
       clip: `(contribution, bound) -> (factors, norm, finite)`.
-      scale: `(rows, factors) -> rows`, or `(rows, factors, counts) -> rows`; others are zeros.
+      scale: `(rows, factors) -> rows`, or `(rows, factors, counts) -> rows`; others are zeros. If
+        `add_noise` is empty, of all leaves at once and with their noise:
+        `(leaves, factors, ..., secret, deviation) -> leaves`.
       bind: `(secret, sum) -> (key, name)`.
       draw: `key -> noise`.
       add_noise: `(sum, noise) -> released`.
@@ -83,6 +86,7 @@ class Analysis:
     def __init__(self, steps: Steps) -> None:
         self.rules = TransferFunctions()
         self._allowed_rules = steps.rules
+        self.local = not steps.add_noise
         self.clip_norm: int | None = None
         self.drawn: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._computed: set[int] = set()  # ids of client programs that were read
@@ -263,11 +267,20 @@ class Analysis:
         ]
 
     def _scale(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
-        leaf, factor, *_ = given
-        rows, factors = (operand.aval.shape for operand in eqn.invars[:2])
-        if factor.label == (Kind.FACTOR, leaf.token) and factors == rows[:1]:
-            return [self.rules.value((Kind.BOUNDED, None), place)]
-        return [self.rules.value((Kind.PRIVATE, None), place, cause=Cause(eqn, True))]
+        if self.local:
+            secret, deviation = given[-2:]
+            if secret.kind not in OF_SECRETS or deviation.kind is not Kind.PUBLIC:
+                raise InformationLeak(
+                    "clients' noise must be of a public deviation, and follow from a secret, found "
+                    f"{what(deviation)} and {what(secret)}: {named(eqn)}"
+                )
+        number, results = len(eqn.outvars), list[Value]()
+        for index, (leaf, factor) in enumerate(zip(given[:number], given[number:], strict=False)):
+            rows, factors = (eqn.invars[at].aval.shape for at in (index, number + index))
+            own = factor.label == (Kind.FACTOR, leaf.token) and factors == rows[:1]
+            kind, cause = (Kind.BOUNDED, None) if own else (Kind.PRIVATE, Cause(eqn, True))
+            results.append(self.rules.value((kind, None), place, index, cause=cause))
+        return results
 
     def _bind(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         secret, *leaves = given

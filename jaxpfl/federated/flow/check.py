@@ -94,13 +94,14 @@ def check_program(
         for path, _ in jax.tree_util.tree_leaves_with_path(results)
     ]
     values_of = dict(zip(names, outputs, strict=True))
+    noisy = Kind.BOUNDED if analysis.local else Kind.RELEASED
     for name, value in values_of.items() if private else ():
         if value.kind is Kind.KEY:
             key, drawn = value.detail, analysis.drawn
             # It is bound to the sum, and no noise is drawn from it.
             if key.bound is not None and all(p[: len(key.path)] != key.path for p in drawn):
                 continue
-        if value.kind not in (Kind.PUBLIC, Kind.RELEASED):
+        if value.kind not in (Kind.PUBLIC, noisy):
             raise InformationLeak(
                 f"{name} depends on {what(value)} otherwise than by a noisy sum{because(value)}"
             )
@@ -112,7 +113,7 @@ def check_program(
         )
     return InformationFlow(
         len(analysis.equations),
-        tuple(name for name, value in values_of.items() if value.kind is Kind.RELEASED),
+        tuple(name for name, value in values_of.items() if value.kind is noisy),
         tuple(sorted(analysis.constants)),
         not clips,
     )

@@ -9,6 +9,7 @@ It may be imported by `hosts`, `audits` and everyone above. To trust a release, 
     door               has contributions summed, adds noise whose key follows from the sum
     summing            clients' contributions, clipped and summed on each device
     accumulators       how they are added up; with `federated.double_word`
+    local_noise        noise that each client adds before the sum
     example_rounding   how far one example moves a float32 sum, and why
     vector             all sums as one vector, of which each device has a share
     sum_digest         a keyed hash of the sum's bits, from which the noise's key follows

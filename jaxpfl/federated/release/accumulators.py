@@ -7,6 +7,7 @@ steps of 16, so that one example of norm 1 might move it by several.
 | accumulator   | plans                              | a number is a multiple of               |
 |---------------|------------------------------------|-----------------------------------------|
 | `ClipSteps`   | unit client, with noise            | 2^-24 of the clip norm, a power of two  |
+| `Messages`    | local noise, see `local_noise`     | 2^-24 of the largest message            |
 | `FixedPoint`  | unit client, with `exact` noise    | 2^-20 of the noise's standard deviation |
 | `Compensated` | unit example, or without noise     | nothing; a float32 and its error        |
 
@@ -41,7 +42,7 @@ BLOCKS = 8
 _FEW_ROWS = 4  # devices whose sums are added up without a loop
 
 
-def _map_pairs(function, pairs: PyTree, *rest: PyTree) -> PyTree:
+def map_pairs(function, pairs: PyTree, *rest: PyTree) -> PyTree:
     """Maps over the pairs of the first tree and the leaves or pairs of the others."""
     return jax.tree.map(function, pairs, *rest, is_leaf=is_pair)
 
@@ -114,6 +115,7 @@ class _Sums:
 
     ordered_norms: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    local: ClassVar[bool] = False
     slack: ClassVar[float] = 1.0
     dtype: ClassVar[Any] = jnp.int32
     _add: ClassVar[Callable[..., Any]]
@@ -132,7 +134,7 @@ class _Sums:
 
     def start(self, sums: PyTree) -> PyTree:
         """Returns a bucket's first subtotal, zeros [...], for running sums [1, ...]."""
-        return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
+        return map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
 
     def add(self, subtotal: PyTree, leaves_C: PyTree, factors_C, scale, counts_C=None) -> PyTree:
         """Adds float leaves [chunk, ...] of who counts, each times its client's factor [chunk]."""
@@ -140,15 +142,15 @@ class _Sums:
         def add(total, leaf_C, factor_C):
             return self._add(scale, total, scaled(leaf_C, factor_C, counts_C))
 
-        return _map_pairs(add, subtotal, leaves_C, factors_C)
+        return map_pairs(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""
-        return _map_pairs(self._merge, sums, subtotal)
+        return map_pairs(self._merge, sums, subtotal)
 
     def join_devices(self, sums: PyTree) -> PyTree:
         """Adds the devices' partial sums [devices, ...] up to pairs of leaves [...]."""
-        return _map_pairs(self._join, sums)
+        return map_pairs(self._join, sums)
 
     def add_noise(self, total: PyTree, noise: PyTree | None, scale: jax.Array) -> PyTree:
         """Returns total + noise as float32 leaves [...], rounded once, after the addition.
@@ -157,8 +159,8 @@ class _Sums:
         leaves, in steps.
         """
         if noise is None:
-            return _map_pairs(lambda pair: pair.high + pair.low, total)
-        return _map_pairs(partial(self._add_noise, scale), total, noise)
+            return map_pairs(lambda pair: pair.high + pair.low, total)
+        return map_pairs(partial(self._add_noise, scale), total, noise)
 
 
 @dataclasses.dataclass(frozen=True)

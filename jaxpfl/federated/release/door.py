@@ -61,6 +61,7 @@ from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.keys import key_from_words
+from jaxpfl.privacy.local_trust import client_multiplier
 from jaxpfl.privacy.mechanisms import coordinates, on_grid, standard_normal
 from jaxpfl.privacy.plan import Plan
 
@@ -73,7 +74,7 @@ class Keys(NamedTuple):
     """The secret keys of one release.
 
     Attributes:
-      train: typed key of clients' draws.
+      train: typed key of clients' draws; [2], if they add noise: of their draws and of the noise.
       noise: uint32 [8], numpy, from which the key of the noise follows, with the sum.
     """
 
@@ -171,8 +172,10 @@ def _all_of(bucket: Bucket, shares: int) -> Bucket:
     )
 
 
-def key_shape() -> Any:
-    return jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
+def key_shape(plan: Plan) -> Any:
+    """The shape of `Keys.train`."""
+    words = np.zeros((2, 4) if plan.local else 4, np.uint32)
+    return jax.eval_shape(lambda: key_from_words(words))
 
 
 def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> jax.Array:
@@ -244,7 +247,8 @@ class Door:
         """
         plan, accumulator = self.query.plan, self.query.accumulator
         sums = zero_sums(accumulator, self._layout, self._like)
-        noise_multiplier = np.float32(plan.value_noise_std(1.0))
+        of_one = client_multiplier(plan) if plan.local else plan.value_noise_std(1.0)
+        noise_multiplier = np.float32(of_one)
         if plan.correlated and plan.exact:
             from jaxpfl.privacy.correlated_noise import column_norm
 
@@ -277,8 +281,9 @@ class Door:
         numbers = below, clip_norm, noise_multiplier, below_std
         bind = bound_to_bits if isinstance(below, Tracer) else noise_key_and_name
         key, name = bind(keys.noise, total, numbers)
+        adds = plan.private and not plan.local
         value_W, noisy_below = _noised(
-            accumulator, self.mesh, plan.private, total, *numbers, key, shared_noise_P
+            accumulator, self.mesh, adds, total, *numbers, key, shared_noise_P
         )
         del total
         value = gathered(self.mesh, value_W, self._like)
@@ -320,7 +325,7 @@ class Door:
             broadcast,
             places,
         )
-        scalar, key = everywhere(shape_of()), everywhere(key_shape())
+        scalar, key = everywhere(shape_of()), everywhere(key_shape(query.plan))
         return accumulate.trace(engine, shapes, sums, by_client(bucket), scalar, shape_of(), key)
 
     def bucket(self, columns: Mapping[str, Any], steps: int | None = None) -> Bucket:

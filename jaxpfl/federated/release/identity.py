@@ -42,7 +42,7 @@ class Identity(NamedTuple):
       charge: identifies the charge; the rounds of an epoch share it.
       release: identifies this release alone.
       cohort: identifies the cohort; the rounds of all epochs share it.
-      shared: identifies the run; for noise that its rounds share.
+      shared: identifies the run, for noise that its rounds share; or this release, for clients'.
     """
 
     charge: str
@@ -60,10 +60,12 @@ class Identity(NamedTuple):
         """
         if plan.participation.in_epochs:
             # A client has the same place in all epochs.
-            return cls(f"{run} {plan.charge_number(round)}", f"{run} {round}", run, run)
+            release = f"{run} {round}"
+            shared = release if plan.local else run
+            return cls(f"{run} {plan.charge_number(round)}", release, run, shared)
         plan.check_round(round)
         release = f"{run} {round} {question}"
-        return cls(release, release, release, run)
+        return cls(release, release, release, release if plan.local else run)
 
 
 def environment() -> dict[str, Any]:

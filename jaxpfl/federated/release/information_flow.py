@@ -18,6 +18,10 @@ these six steps, in this order:
 | `rounded_sum`,    | noise of a public size is added to sums of such products, on all coordinates|
 | `whole_sum`       |                                                                             |
 
+Where each client adds noise (trust "local"), `noisy_rows` takes the place of `scaled` and of
+all later steps but the name's: contributions are clipped and get noise of a public size from a
+secret in one step, and their sums are released.
+
 Steps are recognised by where their functions are defined. That each does what its name says, that
 one client moves a sum of scaled contributions by at most S, and that the noise has the plan's size
 is not proven here: other tests hold it. The noise's key depends on the exact sum by its hash alone,
@@ -48,6 +52,7 @@ from jaxpfl.federated.release.sum_digest import bound_to_bits
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import standard_normal
+from jaxpfl.privacy.plan import Plan
 
 STEPS = Steps(
     compute=compiled_part,
@@ -76,15 +81,24 @@ def check_release(
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     buckets = [door.bucket(columns, rung) for rung in query.cohort.rungs]
     # At least two, so that what the first one adds is an input of the second.
-    inputs = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets(), noise)
+    inputs = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets(plan), noise)
 
     def release(inputs: Labelled) -> Summed:
         keys = Keys(inputs.secrets, inputs.noise_key)
         return door(inputs.public, inputs.clients, inputs.clip_norm, keys, inputs.noise)
 
-    flow = check_program(release, inputs, STEPS, clips=plan.unit == "client", private=plan.private)
+    steps = local_steps() if plan.local else STEPS
+    flow = check_program(release, inputs, steps, clips=plan.unit == "client", private=plan.private)
     constants = {*captured(query.client_fn), *client_program.constants, *flow.constants}
     return flow._replace(constants=tuple(sorted(constants)), alone=client_program.alone)
+
+
+def local_steps() -> Steps:
+    """Where the server adds nothing: what is not scaled and noised at once is private."""
+    # Seldom used, and therefore loaded here.
+    from jaxpfl.federated.release.local_noise import noisy_rows
+
+    return STEPS._replace(scale=noisy_rows, draw=(), add_noise=())
 
 
 def check_client(query: Query, client: Any) -> ClientProgram:
@@ -106,6 +120,6 @@ def check_client(query: Query, client: Any) -> ClientProgram:
     return program
 
 
-def secrets() -> tuple[Any, Any]:
+def secrets(plan: Plan) -> tuple[Any, Any]:
     """The shapes of a release's secrets: the noise's, and the other one (see `door.Keys`)."""
-    return shape_of((8,), np.uint32), key_shape()
+    return shape_of((8,), np.uint32), key_shape(plan)

@@ -39,7 +39,8 @@ class Work(NamedTuple):
     """A round's number, clip norm and secrets: all that a release needs besides the query. SECRET.
 
     Attributes:
-      cohort, train, noise, checksum, shared: uint32 [4], see `privacy.keys`.
+      cohort, train, noise, checksum, shared: uint32 [4], see `privacy.keys`; `shared` is of local
+        noise, where clients add it.
     """
 
     round: int
@@ -144,9 +145,9 @@ class PreparedQuery:
 
         What a client function captured is public by declaration: a reader must be able to see it.
         """
-        plan = self.query.plan.to_dict()
+        plan, n = self.query.plan.to_dict(), self.query.plan.clients_per_round
         # All of FreD's units take part. Their number may be private, and no charge depends on it.
-        if plan["sampling"] == "poisson" and plan["clients_per_round"] == plan["population"]:
+        if plan["sampling"] == "poisson" and n == plan["population"] and "trust" not in plan:
             plan |= {"clients_per_round": None, "population": None}
         return {
             "plan": plan,
@@ -201,7 +202,8 @@ class PreparedQuery:
                 self.noise = stream_of(plan, key_from_words(work.shared), door.coordinates)
             shared = self.noise.noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
-        clip_norm, train, shared = put((work.clip_norm, work.train, shared), everywhere)
+        words = np.stack([work.train, work.shared]) if plan.local else work.train
+        clip_norm, train, shared = put((work.clip_norm, words, shared), everywhere)
         keys = Keys(key_from_words(train), np.concatenate([work.noise, work.checksum]))
         self._slots.clear()
         states: list[PyTree] = []

@@ -17,7 +17,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
 from jaxpfl.federated.flow.captured import captured
-from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
+from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas, splits_model
 from jaxpfl.federated.release.accumulators import (
     BLOCKS,
     Accumulator,
@@ -137,9 +137,15 @@ class Query:
                     "float32 within a client's program, and are not whole"
                 )
             FixedPoint.require_room(self.plan)
+        keeps = isinstance(self.client_fn, Stateful)
+        if self.plan.local and (keeps or splits_model(self.execution.devices)):
+            raise InputError(
+                "trust = 'local' needs a client function without a state of each client, and "
+                "devices that each hold the whole model"
+            )
         if self.plan.unit == "client":
             return
-        if isinstance(self.client_fn, Stateful):
+        if keeps:
             raise InputError(
                 "a client function that keeps a state of each client needs unit = 'client': an "
                 "example that was not drawn in a round would still act through the state"
@@ -183,6 +189,11 @@ class Query:
             return FixedPoint()
         if self.plan.unit == "example":
             return Compensated(BLOCKS)
+        if self.plan.local:
+            # Seldom used, and therefore loaded here.
+            from jaxpfl.federated.release.local_noise import Messages
+
+            return Messages()
         return ClipSteps() if self.plan.private else Compensated()
 
     @property

@@ -28,7 +28,7 @@ The rounds of an epoch share one charge and one assignment of clients to rounds 
 share noise (`privacy.correlated_noise`), which can then follow from the identity alone. These three
 have the epoch's identity, which no broadcast is part of. A round's question, the digest of its
 broadcast and clip norm, is on the disk before anything is computed, and another question in the
-same round is refused. With correlated noise, so is a replay with another name.
+same round is refused. With correlated or local noise, so is a replay with another name.
 """
 
 import weakref
@@ -363,10 +363,10 @@ class Releaser(AbstractContextManager["Releaser"]):
             self.ledger.record(key, name_text)
         if recorded in (None, name_text):
             return
-        if plan.correlated:
+        if plan.correlated or plan.local:
             raise InputError(
                 f"round {round} of {label!r} was replayed, and its result is not the recorded one. "
-                "Its noise is shared between rounds, so that a second release would reveal it: "
+                "Its noise is shared, or clients', so that a second release would reveal it: "
                 "nothing is released, and the run cannot go on here"
             )
         self._warn(

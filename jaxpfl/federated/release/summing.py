@@ -5,7 +5,7 @@ Private to `federated.release.door`, which adds the noise: nothing here may be r
 
 import dataclasses
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +122,10 @@ def accumulate(
 ) -> tuple[Sums, PyTree]:
     """Adds one bucket's clipped contributions to the running sums.
 
+    Args:
+      noise_multiplier: of the sum; of one client, where each adds noise.
+      key: of clients' draws; [2] where each adds noise: of its draws, and of its noise.
+
     Returns:
       The sums, and the clients' next states, shaped like `bucket.client_states`. PRIVATE.
     """
@@ -129,8 +133,9 @@ def accumulate(
     accumulator, layout = engine.accumulator, engine.layout
     bound = clip_norm if engine.clips else jnp.float32(jnp.inf)
     scale = accumulator.scale(clip_norm, noise_multiplier)
+    std = noise_multiplier * jnp.float32(accumulator.slack) * clip_norm
 
-    def on_one_replica(broadcast, sums, bucket, clip_norm, bound, scale, key):
+    def on_one_replica(broadcast, sums, bucket, clip_norm, bound, scale, std, key):
         def add_chunk(index, carry):
             subtotal, below_sum, states = carry
             part = jax.tree.map(
@@ -175,6 +180,12 @@ def accumulate(
             leaves_C, factors_C, norm_C, finite_C, states_C = outputs
             leaves_C = layout.split(leaves_C, None)
             real_C = part.weight > 0
+            if accumulator.local:
+                first = index * engine.chunk
+                words_Cx2 = jax.lax.dynamic_slice_in_dim(words_Sx2, first, engine.chunk)
+                sender = factors_C, finite_C, real_C, words_Cx2
+                messages: Any = accumulator  # `local_noise.Messages`
+                leaves_C = messages.noisy(leaves_C, *sender, key[1], std)
             below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
             below = jnp.sum(jnp.where(real_C, below_C, jnp.float32(0.0)))
             added = add_rows(subtotal, leaves_C, factors_C, real_C & finite_C)
@@ -215,7 +226,9 @@ def accumulate(
             subtotal, *others = jax.lax.fori_loop(first, last, add_chunk, start)
             return accumulator.merge(sums, subtotal), *others
 
-        bucket = bucket._replace(key=keys_of(key, bucket.key))
+        words_Sx2 = bucket.key
+        own = key[0] if accumulator.local else key
+        bucket = bucket._replace(key=keys_of(own, words_Sx2))
         slots = bucket.weight.shape[0]
         last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
         # A traced bound, so that empty slots at the end of a bucket cost nothing.
@@ -238,11 +251,11 @@ def accumulate(
         mesh=layout.mesh,
         # Inside, the compiler splits the work of a replica among its devices.
         axis_names={CLIENTS},
-        in_specs=(everywhere, by_client, by_client, *[everywhere] * 4),
+        in_specs=(everywhere, by_client, by_client, *[everywhere] * 5),
         out_specs=by_client,
         # Replication checking would insert sums of gradients over devices.
         check_vma=False,
-    )(broadcast, sums, bucket, clip_norm, bound, scale, key)
+    )(broadcast, sums, bucket, clip_norm, bound, scale, std, key)
     return layout.placed(added) if layout.splits else added, states
 
 

@@ -120,10 +120,11 @@ class Config(Checked):
             raise InputError(
                 "data.public and data.vocabulary must be absent: public texts are those of corpora"
             )
-        if self.privacy.noise_multiplier is not None or self.privacy.sampling != "poisson":
+        own = (self.privacy.noise_multiplier, self.privacy.sampling, self.privacy.trust)
+        if own != (None, "poisson", "central"):
             raise InputError(
-                "privacy.noise_multiplier and privacy.sampling must be absent: all clients take "
-                "part in one release, whose noise follows from privacy.epsilon"
+                "privacy.noise_multiplier, privacy.sampling and privacy.trust must be absent: all "
+                "clients take part in one release, whose noise follows from privacy.epsilon"
             )
 
     @property

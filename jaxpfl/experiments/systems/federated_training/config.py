@@ -232,9 +232,9 @@ class Config:
                 f"fred.epsilon must be below privacy.epsilon = {total:g}, the total of all "
                 f"stages, found {fred.epsilon:g}"
             )
-        if privacy.sampling == "fixed" and fred.unit == "client":
+        if "local" == privacy.trust or (privacy.sampling == "fixed" and fred.unit == "client"):
             raise InputError(
-                "privacy.sampling must be 'poisson' or 'cyclic' with a fred section, found "
-                "'fixed': FreD's release and the rounds must have the same adjacency, add or "
-                "remove one client"
+                "privacy.sampling must not be 'fixed', and privacy.trust not 'local', with a fred "
+                "section: a server adds FreD's noise, and FreD's release and the rounds must have "
+                "the same adjacency, add or remove one client"
             )

@@ -430,19 +430,17 @@ class SyntheticTextConfig(Checked):
         once = self.asks_once
         look = "popri.clients_send 'moments'" if self.one_look else f"method {method!r}"
         look += ", which is one release of all clients"
+        bands = ["banded", "exact_banded"]
+        sums = f"method {method!r}: only the rounds of 'fed_avg' add up to one model"
         cohorts = f"method {method!r}, which draws a new cohort for every release"
         for name, refused, allowed, where in (
             ("epsilon", once and privacy.private and [None], "given", look),
             ("sampling", once and OTHERS, "'poisson'", look),
+            ("trust", ["local"], "'central'", f"method {method!r}"),
             ("accountant", once and ["rdp"], "absent or 'pld'", look),
             ("sampling", asking and OTHERS - {"fixed"}, "'poisson' or 'fixed'", cohorts),
             ("adaptive", asking and [True], "false", f"{cohorts}, with the same clip norm"),
-            (
-                "noise",
-                method != FED_AVG and ["banded", "exact_banded"],
-                "'independent' or 'exact'",
-                f"method {method!r}: only the rounds of 'fed_avg' add up to one model",
-            ),
+            ("noise", method != FED_AVG and bands, "'independent' or 'exact'", sums),
         ):
             if refused and (found := getattr(privacy, name)) in refused:
                 raise InputError(f"privacy.{name} must be {allowed} with {where}, found {found!r}")
