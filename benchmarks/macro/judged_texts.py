@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.macro.mauve import LEAST_TEXTS, last_states, mauve
+from benchmarks.macro.neighbours import precision_recall
 from jaxpfl.algorithms.frechet import Reference, moments
 from jaxpfl.data import Population, from_clients
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.systems.synthetic_text.config import DOWNSTREAM
-from jaxpfl.text.metrics.baselines import unigram_bits
 from jaxpfl.text.metrics.leakage import SIDES, leakage
-from jaxpfl.text.metrics.mauve import LEAST_TEXTS, last_states, mauve
-from jaxpfl.text.metrics.neighbours import precision_recall
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.base import text_rows
 
@@ -27,6 +26,8 @@ NETWORK = dataclasses.replace(
     DOWNSTREAM,
     pretraining=Training(epochs=1, batch_size=32, learning_rate=0.003, weight_decay=0.1),
 )
+# What is added to each count where texts are few beside the tokens of a vocabulary.
+_ADDED = 0.02
 FINE_TUNING, TOKENS = Training(epochs=3, batch_size=32, learning_rate=0.001), 40
 
 
@@ -78,6 +79,18 @@ class Judge:
             **precision_recall(rows["frechet"], self.real)._asdict(),
             **self.evaluated(fitted.params),
         }
+
+
+def unigram_bits(
+    written: Sequence[np.ndarray], held_out: Sequence[np.ndarray], *, vocab_size: int
+) -> float:
+    """The bits of a token of held-out texts by the frequencies of the tokens of written ones.
+
+    Args:
+      written, held_out: the ids of each text; every id is a target.
+    """
+    counts_V = np.bincount(np.concatenate(written), minlength=vocab_size) + _ADDED
+    return float(-np.log2(counts_V / counts_V.sum())[np.concatenate(held_out)].mean())
 
 
 def _ids(rows_NxL: np.ndarray) -> list[np.ndarray]:

@@ -3,8 +3,9 @@
 from itertools import chain
 
 import numpy as np
+import pytest
 
-from benchmarks.macro.judged_texts import audited, of_people
+from benchmarks.macro.judged_texts import audited, of_people, unigram_bits
 from jaxpfl.data import from_clients
 
 
@@ -41,3 +42,11 @@ def test_training_peoples_own_texts_fail_the_audit_and_strangers_pass():
     assert by_own["audit"] == "fails" and by_own["longest, training"] == 8
     assert by_own["shared"][8] == [60, 0] and by_own["longest, held_out"] == 0
     assert audited(others, training, held_out)["audit"] == "passes"
+
+
+def test_bits_are_those_of_held_out_tokens_by_written_frequencies():
+    written = [np.array([0, 0, 1], np.int32), np.array([], np.int32)]
+    held_out = [np.array([0, 2], np.int32), np.array([1], np.int32)]
+    # Counts with 0.02 more each: 2.02, 1.02, 0.02 and 0.02 of 3.08.
+    expected = -np.log2(np.array([2.02, 0.02, 1.02]) / 3.08).mean()
+    assert unigram_bits(written, held_out, vocab_size=4) == pytest.approx(expected)

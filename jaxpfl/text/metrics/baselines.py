@@ -1,4 +1,4 @@
-"""The unigram model, a baseline for language models, and a measure of written texts."""
+"""The unigram model, a baseline for language models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.text.metrics.oov import check_token_rows
 from jaxpfl.text.tokenisers.vocabulary import BOS, OOV, UNUSED
-
-# What is added to each count where texts are few beside the tokens of a vocabulary.
-_ADDED = 0.02
 
 
 @dataclass(frozen=True)
@@ -75,22 +72,6 @@ def scored_counts(
     return UnigramBaseline(
         perplexity=float(np.exp(loss)), accuracy=float(held_out_V[best]) / total, count=total
     )
-
-
-def unigram_bits(
-    written: Sequence[np.ndarray], held_out: Sequence[np.ndarray], *, vocab_size: int
-) -> float:
-    """The bits of a token of held-out texts by the frequencies of the tokens of written ones.
-
-    Args:
-      written, held_out: the ids of each text, see `Tokeniser.encode`; every id is a target.
-    """
-    positive_int("vocab_size", vocab_size)
-    for name, texts in (("written", written), ("held_out", held_out)):
-        if not sum(map(len, texts)):
-            raise InputError(f"{name} texts must have at least one token, found none")
-    counts_V = np.bincount(np.concatenate(written), minlength=vocab_size) + _ADDED
-    return float(-np.log2(counts_V / counts_V.sum())[np.concatenate(held_out)].mean())
 
 
 def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray:

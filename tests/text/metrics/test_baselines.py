@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from jaxpfl.text import unigram_baseline
-from jaxpfl.text.metrics.baselines import unigram_bits
-from tests.refusals import refusal
 
 
 def plain(train, evaluation, vocab_size):
@@ -56,12 +54,3 @@ def test_a_tokeniser_of_subwords_has_no_special_ids():
     # Counts with one more each: 4, 1, 1 and 3 of 9; the first token of a row is no target.
     assert got.perplexity == pytest.approx((4 / 9 * 4 / 9 * 3 / 9) ** (-1 / 3))
     assert (got.accuracy, got.count) == (pytest.approx(2 / 3), 3)
-
-
-def test_bits_are_those_of_held_out_tokens_by_written_frequencies():
-    written = [np.array([0, 0, 1], np.int32), np.array([], np.int32)]
-    held_out = [np.array([0, 2], np.int32), np.array([1], np.int32)]
-    # Counts with 0.02 more each: 2.02, 1.02, 0.02 and 0.02 of 3.08.
-    expected = -np.log2(np.array([2.02, 0.02, 1.02]) / 3.08).mean()
-    assert unigram_bits(written, held_out, vocab_size=4) == pytest.approx(expected)
-    refusal(lambda: unigram_bits([], held_out, vocab_size=4), "written one token none")

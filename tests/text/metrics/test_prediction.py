@@ -3,17 +3,13 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
 
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.metrics.prediction import bits_per_byte, evaluate
-from tests.refusals import refusal
-from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+from jaxpfl.text.metrics.prediction import evaluate
 
 MODEL = Decoder(DecoderConfig("gpt2", 23, 16, 1, 2, positions=12, initializer_range=0.5))
 
@@ -57,17 +53,3 @@ def test_no_targets_are_nan(params):
     found = evaluate(MODEL, params, np.array([[3, -1]], np.int32))
     assert np.isnan(found["accuracy"])
     assert found["count"] == 0
-
-
-def test_bits_per_byte_are_those_of_a_text_after_the_end_of_another():
-    model = Decoder(DecoderConfig("gpt2", 257, 16, 1, 2, positions=12, initializer_range=0.5))
-    writer = LanguageModel(model, jax.jit(model.init)(jax.random.key(1)), UTF8Bytes())
-    texts, bits = ["a word", "", "\u00e9t\u00e9"], 0.0
-    for text in texts:
-        ids = [256, *text.encode()]
-        logits = model.logits(writer.params, model.hidden(writer.params, jnp.array([ids])))[0]
-        log_p = np.asarray(jax.nn.log_softmax(logits))
-        bits -= sum(log_p[place, token] for place, token in enumerate(ids[1:])) / np.log(2)
-    assert bits_per_byte(writer, texts, batch_size=2) == pytest.approx(bits / 11, rel=1e-5)
-    refusal(lambda: bits_per_byte(writer, ["twelve bytes"]), "at most 11 found 12")
-    refusal(lambda: bits_per_byte(writer, [""]), "no byte")

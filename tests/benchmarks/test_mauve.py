@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.macro.mauve import LEAST_TEXTS, frontier_area, last_states, mauve
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.metrics.mauve import LEAST_TEXTS, frontier_area, last_states, mauve
 from tests.refusals import refusal
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 

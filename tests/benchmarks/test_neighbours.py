@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpfl.text.metrics.neighbours import precision_recall
+from benchmarks.macro.neighbours import precision_recall
 from tests.refusals import refusal
 
 
@@ -34,7 +34,7 @@ def test_blocks_change_nothing_and_equal_texts_count(monkeypatch):
     rng = np.random.default_rng(1)
     rows, others = rng.standard_normal((2, 50, 4))
     found = precision_recall(rows, others)
-    monkeypatch.setattr("jaxpfl.text.metrics.neighbours._ROWS", 7)
+    monkeypatch.setattr("benchmarks.macro.neighbours._ROWS", 7)
     assert precision_recall(rows, others) == found
     assert precision_recall(rows, rows) == (1, 1)
     # All the same text: every ball has radius 0.
