@@ -25,6 +25,7 @@ CLEAN = {
     "privacy/exact_noise.py": "def draw(key):\n    return exact_cells(key, places)\n",
     "federated/release/sum_digest.py": "",
     "federated/clients/scores.py": "noise = standard_normal(key, shape) * std\n",
+    "federated/release/local_noise.py": "noise = standard_normal(key, shape) * std\n",
     "federated/release/door.py": "from jaxpfl.federated.release.sum_digest import sum_digest\n"
     "from jaxpfl.federated.release.summing import accumulate\n"
     "class Door:\n    def noise(self, key):\n        return standard_normal(key)\n",
