@@ -95,7 +95,7 @@ class Trained:
     def predict_by_client(self, table: str | Path, own: Callable[[str], Params]) -> pa.Table:
         """What `predict` says for each client's rows of a table, by its own parameters. PRIVATE.
 
-        Rows have their "client", and as "row" their number among those of this client, from 1.
+        Rows have their "client", and as "row" their number among the rows read of it, from 1.
 
         Args:
           own: the parameters of the client with this id.

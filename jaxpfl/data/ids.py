@@ -32,7 +32,7 @@ _AS_FLOAT = "a number such as 1.0, 1e+16 or nan; of pandas, frame.astype({FIELD:
 # White space, and characters that nobody sees.
 _FAULTS = ((r"^[\s\pZ\pC]*$", "an empty string"), (_ROUNDED, _AS_FLOAT))
 _UUID = re.compile("^" + "-".join(f"([0-9a-f]{{{n}}})" for n in (8, 4, 4, 4, 12)) + "$")
-_MOMENT = r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?([.,]\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)?$"
+_MOMENT = r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?([.,]\d+)?\s*(Z|UTC|[+-]\d\d(?::?\d\d)?)?$"
 _BLANKS = " \t\r\n\u200b\u2060\ufeff"
 
 

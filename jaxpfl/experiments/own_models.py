@@ -16,11 +16,13 @@ import pyarrow as pa
 
 from jaxpfl import data, files
 from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.open import fields_of
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import export
 from jaxpfl.experiments.carry_out import as_written
 from jaxpfl.experiments.engine.by_client import Personal
+from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.registry import load_run, system_of
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import BestFitting
@@ -43,6 +45,7 @@ def predict(run: str | Path, table: str, own: str) -> tuple[pa.Table, int]:
     directory, examples = files.user_path(run), data.open(own)
     with as_written(directory, "it has no models of clients' own"):
         trained, personal = _of_run(directory, examples)
+    _require_same_fields(trained, own)
     index = {client: place for place, client in enumerate(examples.client_ids.to_pylist())}
     absent = 0
 
@@ -52,6 +55,19 @@ def predict(run: str | Path, table: str, own: str) -> tuple[pa.Table, int]:
         return personal(index[client]) if client in index else trained.params
 
     return trained.predict_by_client(table, own_params), absent
+
+
+def _require_same_fields(trained: Trained, own: str) -> None:
+    """Refuses other features or classes, or another order, than the model was trained on."""
+    stated = fields_of(own)
+    for name in ("features", "classes"):
+        names, expected = stated.get(name, []), list(trained.fields.get(name, []))
+        # A run from Python knows no names of features, and numbers its classes.
+        if names != expected and (trained.fields or name == "classes"):
+            raise InputError(
+                f"--own must name the {name} of the run, in their order: expected "
+                f"{','.join(expected) or 'none'}, found {','.join(names) or 'none'}"
+            )
 
 
 def _of_run(directory: Path, own: Population) -> tuple[Trained, Personal]:
@@ -71,6 +87,7 @@ def _of_run(directory: Path, own: Population) -> tuple[Trained, Personal]:
     trained = clusters[0]
     if trained.words is not None:
         own = trained.words.encode(own)
+    check_examples(trained.model, own, "--own")
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(each.params for each in clusters))
     client = BestFitting(trained.model, LocalTraining(trained.model, optax.identity()))
     return trained, Personal(client, params, own, CohortSpec(batch_size=16, max_examples=256))

@@ -106,6 +106,9 @@ def test_ditto_predicts_by_each_clients_own_model_and_exports_none(folder, capsy
     own = {f"u{client}": trained(shared, client) for client in range(6)}
     same(predictions(run), lambda client: own.get(client, shared))
     assert len({tuple(weights.ravel()) for weights in own.values()}) == 6
+    for swapped in ("own.csv?label=y&features=z,x", f"own.csv?{FIELDS}&classes=1,0"):
+        assert main([*command[:-1], swapped]) == 2
+        assert "in their order" in capsys.readouterr().err
     assert main(command) == 0
     assert len(list((run / "private").glob("predictions*.csv"))) == 2
 

@@ -36,16 +36,27 @@ _DAMAGE += (tarfile.TarError, zipfile.BadZipFile)
 
 def _open_zip(path: Path, mode: Literal["rb"]) -> IO[bytes]:
     """The only file of a zip archive, but for those that macOS adds."""
-    archive = zipfile.ZipFile(path)
-    inner = [entry for entry in archive.infolist() if not entry.is_dir()]
-    inner = [entry for entry in inner if not entry.filename.startswith("__MACOSX/")]
-    if len(inner) != 1 or inner[0].flag_bits & 1 or inner[0].compress_type not in _UNPACKED:
-        found = "one with a password, or packed by Deflate64" if len(inner) == 1 else len(inner)
-        raise InputError(f"{path}: expected one packed file, found {found}: unpack it yourself")
-    return archive.open(inner[0])
+    try:
+        archive = zipfile.ZipFile(path)
+        inner = [entry for entry in archive.infolist() if not entry.is_dir()]
+        inner = [entry for entry in inner if not entry.filename.startswith("__MACOSX/")]
+        if len(inner) != 1 or inner[0].flag_bits & 1 or inner[0].compress_type not in _UNPACKED:
+            found = "one with a password, or packed by Deflate64" if len(inner) == 1 else len(inner)
+            raise InputError(f"{path}: expected one packed file, found {found}: unpack it yourself")
+        return archive.open(inner[0])
+    except (NotImplementedError, UnicodeDecodeError, IndexError):
+        # Of a damaged directory of the archive, or of a newer format.
+        raise zipfile.BadZipFile from None
 
 
-_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zip": _open_zip}
+def _open_streams(path: Path, mode: Literal["rb"]) -> IO[bytes]:
+    """All streams of a .bz2 or .xz file, which Python reads up to the first damaged one."""
+    opened: Any = bz2.open(path, mode) if path.suffix.lower() == ".bz2" else lzma.open(path, mode)
+    opened._buffer.raw._trailing_error = ()
+    return opened
+
+
+_OPENERS = {".gz": gzip.open, ".bz2": _open_streams, ".xz": _open_streams, ".zip": _open_zip}
 
 
 def open_binary(path: Path) -> BinaryIO:

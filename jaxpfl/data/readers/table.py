@@ -12,7 +12,7 @@ import glob
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -67,7 +67,7 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 # What tools leave beside the files: copies, locks, small pictures.
 _HIDDEN = (".", "~$", "__macosx", "thumbs.db", "desktop.ini", "@eadir", "#recycle", "_temporary")
 # Of table formats whose log says which files count, old ones are there, too.
-_LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/version-hint.text"}
+_LOGS = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata/*.metadata.json"}
 
 
 def read_table(path: Path, fields: Fields, *, encoding: str | None = None) -> Iterator[Rows]:
@@ -102,11 +102,9 @@ def files_of(path: Path) -> list[Path]:
         places = sorted(map(Path, glob.glob(pattern, recursive=True)))
         places = [place for place in places if not is_hidden(place, path)]
         # A folder may fit as well as what is in it.
-        return list(dict.fromkeys(file for place in places for file in files_of(place)))
-    for kind, log in _LOGS.items():
-        if (path / log).exists():
-            hint = "read it with its own library, and give the frame to jaxpfl.data.from_dataframe"
-            raise InputError(f"{path}: a table of {kind}, whose old files lie there, too: {hint}")
+        found = list(dict.fromkeys(file for place in places for file in files_of(place)))
+        _require_no_log({up for file in found for up in [*file.parents][:2]})
+        return found
     shards = sorted(
         file
         for file in path.rglob("*")
@@ -114,7 +112,20 @@ def files_of(path: Path) -> list[Path]:
     )
     if not shards:
         raise InputError(f"{path}: expected a folder of {PLAIN} files, found none")
+    _require_no_log({path, *(up for file in shards for up in file.parents if path in up.parents)})
     return shards
+
+
+def _require_no_log(folders: Iterable[Path]) -> None:
+    """Refuses tables of formats in which a log says which files count."""
+    for folder in sorted(folders):
+        for kind, log in _LOGS.items():
+            if any(folder.glob(log)):
+                hint = "read it with its own library, and give the frame to "
+                raise InputError(
+                    f"{folder}: a table of {kind}, whose old files lie there, too: {hint}"
+                    "jaxpfl.data.from_dataframe"
+                )
 
 
 def _once(path: Path, files: list[Path]) -> list[Path]:

@@ -183,8 +183,12 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
             raise InputError(f"{path}: its header has zero bytes; {hint}")
         if named := _NAMES_SEPARATOR.fullmatch(header):
             header = next(filter(str.strip, text), "")
+        first = header
         while header.startswith("#") and not _has_a_field(header, fields):
             header = next(filter(str.strip, text), "")
+        if not _has_a_field(header, fields):
+            # No comment stood above a header: what follows may be a client's row.
+            header = first
         separator = named[1] if named else _separator(path, header, fields)
         for row in csv.reader(itertools.chain([header], text), delimiter=separator, strict=True):
             size, left = most - left, most
