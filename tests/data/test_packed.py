@@ -38,6 +38,29 @@ def test_a_packed_table_is_the_table_and_damage_is_named(tmp_path, ending):
         refusal(lambda: jp.data.open(path), str(path), CorruptFile)
 
 
+@pytest.mark.parametrize("ending", PACKERS)
+def test_all_streams_of_a_file_are_read_or_none(tmp_path, ending):
+    first, second = (
+        packed(tmp_path / n, ending, n + ROWS[11:]) for n in ("client,text", "cid,a b")
+    )
+    whole = first.read_bytes() + second.read_bytes()
+    path = tmp_path / f"t.csv{ending}"
+    path.write_bytes(whole)
+    assert jp.data.open(path).num_examples == 7
+    at = len(first.read_bytes()) + 30
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+    refusal(lambda: jp.data.open(path), str(path), CorruptFile)
+
+
+def test_a_row_is_never_the_header_of_a_message(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("#user_name,body\nalice@example.com,my diagnosis\n")
+    said = refusal(lambda: jp.data.open(f"{path}?client=user&text=message"), "user_name")
+    assert "alice" not in said and "diagnosis" not in said
+    path.write_text("# made by a tool\n# on a day\n" + ROWS)
+    assert jp.data.open(path).num_examples == 3
+
+
 def test_an_archive_of_several_tables_is_refused(tmp_path):
     path = packed(tmp_path / "t.csv", ".zip")
     with zipfile.ZipFile(path, "a") as archive:
@@ -66,4 +89,5 @@ def test_equal_files_are_said_and_what_a_tool_left_is_not_read(tmp_path):
     with pytest.warns(UserWarning, match="equal"):
         assert jp.data.open(source).num_examples == 6
     (tmp_path / "_delta_log").mkdir()
-    refusal(lambda: jp.data.open(source), f"{tmp_path} Delta")
+    for path in (tmp_path, f"{tmp_path}/*.csv", tmp_path.parent):
+        refusal(lambda path=path: jp.data.open(f"{path}?client=client"), f"{tmp_path} Delta")
