@@ -128,12 +128,13 @@ def _privacy(certificate: Mapping[str, Any], ledgers: Sequence[Mapping[str, Any]
 
 def _model(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     releases = sum(len(ledger["charges"]) for ledger in ledgers)
-    local = any("trust" in query["plan"] for ledger in ledgers for query in ledger["queries"])
+    queries = [query for ledger in ledgers for query in ledger["queries"]]
+    local = bool(queries) and all("trust" in query["plan"] for query in queries)
     details = "clients send bounded updates; a server sums them and adds the noise"
     trusted = "the server is trusted with each update, and to add the noise"
     if local:
         details = "each client adds noise to its bounded update; a server sums them"
-        trusted = "nobody is trusted with an update without noise, in the releases of such plans"
+        trusted = "nobody is trusted with an update without noise"
     return {
         "model_name": "Local" if local else "Central",
         "model_name_details": details,

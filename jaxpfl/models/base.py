@@ -237,6 +237,7 @@ def masked_loss(
     earlier_NxV = jnp.arange(logits_NxV.shape[1])[None, :] < targets_N[:, None].astype(jnp.int32)
     picked_Nx1 = jnp.take_along_axis(logits_NxV, targets_N[:, None], axis=1)
     hits_N = jnp.where(earlier_NxV, logits_NxV < picked_Nx1, logits_NxV <= picked_Nx1).all(1)
+    hits_N = jnp.logical_and(hits_N, targets_N >= 0)
     if oov is not None:
         hits_N = jnp.logical_and(hits_N, targets_N != oov)
     loss_sum = jnp.sum(nll_N)

@@ -22,6 +22,8 @@ from jaxpfl.privacy.events import ZeroOut
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.participation import FixedSize
 
+LABEL = "LOCAL NOISE, added by each client: "
+
 
 def require_support(plan: Any) -> None:
     """Refuses what clients cannot add noise for by themselves."""
@@ -54,9 +56,13 @@ def of_sums(plan: Any, rounds: int | None = None) -> Guarantee | None:
 
 
 def statement(plan: Any, messages: str, rounds: int | None = None) -> str:
-    """Returns a plan's statement on messages, named as such, beside that on sums."""
+    """Returns the statement of a plan, named as local, beside that on its sums alone.
+
+    The latter is of a plan whose releases are the only ones. A run does not state it: whoever sees
+    its sums may see those of other runs on its ledger, whose clients may have sent other messages.
+    """
     if not plan.local:
         return messages
     sums = of_sums(plan, rounds)
-    more = "" if sums is None else f"; to those who see sums alone: {sums.statement()}"
-    return f"LOCAL NOISE, of each client's messages: {messages}{more}"
+    more = "" if sums is None else f"; to those who see these sums alone: {sums.statement()}"
+    return f"{LABEL}{messages}{more}"

@@ -277,10 +277,6 @@ def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[_Run]) -> lis
             f"  not checked: plan and population of {untold} of them, which it does not tell"
         )
     for name, some in runs.items():
-        # What those see who see sums alone: a statement may have it, too.
-        sums = [_of_sums(plan) for c in some for *q, plan in plans if q == [name, c["label"]]]
-        if sums and len(sums) == len(some) and all(sums):
-            costs.append((unit, "zero_out_one", cost_of([{"event": event} for event in sums])))
         costs.append((unit, _adjacency_of(some), cost_of(some)))
         if len(runs) > 1:
             lines.append(f"    {_priced(some, costs[-1][-1], delta)} in its run {quoted(name)}")
@@ -313,14 +309,6 @@ def _event_of(plan: dict[str, Any]) -> dict[str, Any]:
     if plan["sampling"] in ("poisson", "cyclic_poisson") and n != of:
         return {"type": "poisson_sampled", "probability": n / of, "event": noise}
     return noise
-
-
-def _of_sums(plan: dict[str, Any]) -> dict[str, Any] | None:
-    """What the sums of a plan cost a client who is zeroed, where each adds noise, and always n."""
-    everyone = plan["population"] == plan["clients_per_round"]
-    constant = everyone or plan["sampling"] in ("fixed", "min_separation")
-    noise = {"type": "gaussian", "noise_multiplier": plan["noise_multiplier"]}
-    return {"type": "zero_out", "event": noise} if "trust" in plan and constant else None
 
 
 def least_missed(level: float, curve: Sequence[dict[str, float]]) -> float:

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InformationLeak, InputError
+from jaxpfl.experiments.engine.cost import with_larger
 from jaxpfl.federated import Execution
 from jaxpfl.federated.flow.check import check_program
 from jaxpfl.federated.mesh import client_mesh
@@ -129,19 +130,20 @@ def test_a_certificate_of_local_noise_is_verified(separated, tmp_path):
     ask(path, query(of=own), round=1)
     ask(path, query(of=own), round=2)
     ledger = Ledger.read(path)
-    stated = own.statement()
+    stated = with_larger([own], own.guarantee().statement())
+    assert stated.startswith("LOCAL NOISE")
     record = certificate("own", {"ledger": ledger}, own.delta, statement=stated, stamp="")
     verify.check(record)
     again = verify.cost_of(record["ledgers"][0]["charges"])(own.delta)
     assert again == pytest.approx(own.epsilon(), rel=2e-3)
-    # Nobody may state for the messages what holds for sums alone.
+    # Nobody may state for the messages what holds for a plan's sums alone.
     sums = of_sums(own)
     assert (sums is None) == (not separated)
     if sums is not None:
-        forged = stated.replace("zero out one", "replace one")
-        assert forged != stated
-        with pytest.raises(verify.Unfit):
-            verify.check(record, [forged])
+        short = f"(epsilon = {sums.epsilon():.4g}, delta = {own.delta:g})"
+        for forged in (own.statement(), sums.statement(), short, f"{short}, unit = client"):
+            with pytest.raises(verify.Unfit):
+                verify.check(record, [forged])
 
 
 def test_a_contribution_without_its_noise_is_found_by_the_flow():

@@ -78,7 +78,7 @@ def test_a_hit_is_a_first_highest_logit():
         hits = (logits.argmax(1) == targets) & real & (targets != oov)
         assert hits.sum() > 30
         found = base.masked_loss(jnp.asarray(logits), targets, real, oov=oov)[1]
-        assert found["correct"] == hits.sum()
+        assert float(found["correct"]) == hits.sum()
 
 
 def reference(params, image):

@@ -73,10 +73,10 @@ class Cost:
 def with_larger(plans: Sequence[Plan], statement: str) -> str:
     """The statement on a run of these plans, after that of the larger population they simulate.
 
-    Of a plan whose clients add the noise, with what holds for those who see sums alone.
+    It says so where clients add all of the noise.
     """
-    if len(plans) == 1:
-        statement = local_trust.statement(plans[0], statement)
+    if plans and all(plan.local for plan in plans):
+        statement = local_trust.LABEL + statement
     larger = [plan.scaled_to(plan.simulates) for plan in plans if plan.simulates is not None]
     if not larger:
         return statement

@@ -81,6 +81,7 @@ class PlannedRelease:
     def of_rounds(cls, plan: Plan, questions: MakeQuestions | None = None) -> Self:
         rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
         times = f"{rounds} of {round(plan.denominator):,} of {plan.population:,} clients"
+        times += ", each of which adds its own noise" if plan.local else ""
         if plan.simulates is not None:
             larger = plan.scaled_to(plan.simulates).statement()
             times = f"{times}; {plan.simulation}; the larger population would have {larger}"
