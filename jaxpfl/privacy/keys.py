@@ -18,7 +18,7 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | train        | identity                  | key of clients' draws, with their indices folded in   |
 | noise        | identity                  | half of a secret: with the sum, it gives the noise    |
 | checksum     | identity                  | the other half of it, see `release.sum_digest`        |
-| shared noise | identity, or its run part | key of noise that clients add, or rounds share      |
+| shared noise | identity, or its run part | key of noise that clients add, or rounds share        |
 | secure sum   | identity, event           | identifies the charge of a secure sum; public         |
 | noise share  | the client's index        | seed of a client's integer noise in a secure sum      |
 | dropped      | nothing                   | seed of who drops out of a secure sum                 |
