@@ -77,6 +77,9 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
     text = "the share of clients that can take part in a round: compares all mechanisms, by "
     text += "default for 10,000 to 10,000,000 clients, in cohorts of all who can"
     parser.add_argument("--check-in-rate", type=float, metavar="SHARE", help=text)
+    text = "with --check-in-rate: a client takes part at most once in so many rounds, where the "
+    text += "sampling has a choice (default: as many as there can be, clients / cohort)"
+    parser.add_argument("--separation", type=int, metavar="ROUNDS", help=text)
     common.add_path(parser, "--out", "FILE", "with --check-in-rate, a picture (PNG)")
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--epsilon", type=float, help="find the noise for this epsilon")
@@ -137,6 +140,7 @@ def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
             check_in_rate=arguments.check_in_rate,
             populations=POPULATIONS if given is None else (given,),
             most_clients=arguments.clients_per_round,
+            separation=arguments.separation,
         )
     )
     rows, cells = [one.row() for one in found], []
@@ -153,15 +157,16 @@ def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
                 row["mechanism"],
                 row["adjacency"].replace("_", " "),
                 f"{row['clients_per_round']:,}",
+                f"{row['separation']:,}" if row["separation"] else "",
                 f"{row['noise_multiplier']:.4g}",
                 f"{row['noise_to_batch_ratio']:.3g}",
                 "" if sums is None else f"{sums:.3g}",
                 "least" if sums == least else "",
             )
         )
-    titles = ("clients", "sampling, noise", "adjacency", "in a round", "noise multiplier")
-    titles = (*titles, "noise-to-batch ratio", "noise of sums", "")
-    lines = text_lines(Table(titles, cells, (0, 3, 4, 5, 6)))
+    titles = ("clients", "sampling, noise", "adjacency", "in a round", "once in rounds")
+    titles = (*titles, "noise multiplier", "noise-to-batch ratio", "noise of sums", "")
+    lines = text_lines(Table(titles, cells, (0, 3, 4, 5, 6, 7)))
     terms = f"epsilon = {arguments.epsilon:g} at delta = {arguments.delta:g}, {arguments.rounds:,} "
     lines.append(f"{terms}rounds; noise in clip norms, of one round's mean and of sums of means")
     if arguments.out is not None:

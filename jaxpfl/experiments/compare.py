@@ -21,7 +21,11 @@ from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 NOTE = (
     "What is published of several runs on the same clients costs no more than the sum of their "
     "epsilons, at the sum of their deltas: `jaxpfl verify A/certificate.json B/certificate.json "
-    "--together` adds them up."
+    "--together` adds them up. Runs on one ledger cost what that ledger states."
+)
+_PYTHON = (
+    "Made in Python: {}. Such runs do not record what their functions do. A difference of code is "
+    "not in the table of settings, and they are repetitions of no other run."
 )
 _ONCE = (
     "Run once: {}. Without other seeds there is no spread to compare a difference with: repeat "
@@ -38,14 +42,16 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
         )
     runs = {str(path): RunFiles.read(path) for path in directories}
     settings = {name: _settings(run) for name, run in runs.items()}
-    # Configs of the same settings differ in their seed alone. A run from Python does not state all
-    # of its settings, as what its functions do, and so is a repetition of no other.
+    # Configs of the same settings differ in their seed alone.
     stated = [name for name, run in runs.items() if "system" in run.start["config"]]
     same: dict[str, list[str]] = {}
     for name in stated:
         same.setdefault(repr(sorted(settings[name].items())), []).append(name)
     repeated = [group for group in same.values() if len(group) > 1]
     once = [group[0] for group in same.values() if len(group) == 1]
+    python = [name for name in runs if name not in stated]
+    cautions = [_PYTHON.format(", ".join(python))] if python else []
+    cautions += [_ONCE.format(", ".join(once))] if once and len(same) > 1 else []
     keys = dict.fromkeys(key for values in settings.values() for key in values)
     rows = [(key, *(values.get(key, "") for values in settings.values())) for key in keys]
     rows.append(("seed", *(str(run.start["seed"]) for run in runs.values())))
@@ -73,7 +79,7 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
         stamp=some_are(run.mark for run in runs.values()),
         privacy=NOTE,
         facts=[(str(len(runs)), "runs")],
-        cautions=[_ONCE.format(", ".join(once))] if once and len(same) > 1 else [],
+        cautions=cautions,
         sections=sections,
     )
 

@@ -27,6 +27,8 @@ from jaxpfl.privacy.gaussian import NoiseKind
 from jaxpfl.privacy.participation import Participation, Sampling
 from jaxpfl.privacy.plan import Plan
 
+# Samplings after which a client waits.
+_WAIT = ("cyclic", "cyclic_poisson", "min_separation")
 POPULATIONS = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
@@ -56,6 +58,7 @@ class Alternative:
             "mechanism": self.mechanism,
             "adjacency": plan.adjacency,
             "clients_per_round": plan.clients_per_round,
+            "separation": plan.participation.rounds_per_epoch if plan.sampling in _WAIT else None,
             "noise_multiplier": plan.noise_multiplier,
             "noise_to_batch_ratio": self.ratio,
             "noise_of_sums": self.noise_of_sums,
@@ -71,6 +74,7 @@ def alternatives(
     check_in_rate: float,
     populations: Sequence[int] = POPULATIONS,
     most_clients: int | None = None,
+    separation: int | None = None,
 ) -> Iterator[Alternative]:
     """Yields the calibrated mechanisms of each population, as far as a plan accepts them.
 
@@ -80,6 +84,8 @@ def alternatives(
       check_in_rate: the share of clients that can take part in a round.
       populations: numbers of clients.
       most_clients: in a round; None takes all that check in.
+      separation: a client takes part at most once in so many rounds, where the sampling has a
+        choice; None takes as many as there can be.
     """
     rate = checks.positive_fraction("check-in rate", check_in_rate)
     checks.positive_int("rounds", rounds)
@@ -91,7 +97,7 @@ def alternatives(
         for sampling in get_args(Sampling):
             if sampling == "truncated_poisson" and number == population:
                 continue  # Nothing is drawn that could be cut.
-            who = participation_of(sampling, population, number)
+            who = participation_of(sampling, population, number, separation)
             for kind in get_args(NoiseKind):
                 if "exact" in kind:
                     continue
@@ -112,16 +118,17 @@ def alternatives(
                 yield _of(f"{sampling}, {kind}", plan)
 
 
-def participation_of(sampling: Sampling, population: int, number: int) -> Participation:
-    """The participation of cohorts of this size.
+def participation_of(
+    sampling: Sampling, population: int, number: int, separation: int | None
+) -> Participation:
+    """The participation of cohorts of this size, which are cut at six deviations above their mean.
 
-    Where it has a choice, with as much time between a client's rounds as there can be, and with
-    cohorts that are cut at six deviations above their mean.
+    Where it has a choice, `separation` is as long as there can be if it is None.
     """
     kind = participation.KINDS[sampling]
     names = {field.name for field in dataclasses.fields(kind)}
     most = {
-        "separation": population // number,
+        "separation": separation or population // number,
         "at_most": number + math.ceil(6 * math.sqrt(number)),
     }
     return kind(population, number, **{name: most[name] for name in names & most.keys()})

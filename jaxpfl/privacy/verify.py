@@ -392,6 +392,7 @@ def verified(
     """Checks certificates; yields the results, a line each; raises Unfit."""
     every: list[dict[str, Any]] = []
     for path in paths:
+        path = path / "certificate.json" if path.is_dir() else path
         with at(shown(path)):
             certificate = parsed(path.read_bytes())
             lines, stamp = check(certificate), certificate["stamp"]

@@ -103,8 +103,8 @@ def test_so_are_those_of_the_library_datasets(tmp_path):
 def test_images_of_several_files_are_grouped_on_the_disk(tmp_path):
     (tmp_path / "shards").mkdir()
     for shard in range(2):
-        table = pa.table({"user": USERS, "label": [0, 1, 0, 1], "x": pa.array(CELLS)})
-        parquet.write_table(table, tmp_path / "shards" / f"{shard}.parquet")
+        table = {"user": USERS, "label": [0, 1, 0, 1 - shard], "x": pa.array(CELLS)}
+        parquet.write_table(pa.table(table), tmp_path / "shards" / f"{shard}.parquet")
     found = jp.data.open(f"{tmp_path / 'shards'}?client=user&label=label&columns=x")
     assert dict(zip(found.client_ids.to_pylist(), found.sizes().tolist(), strict=True)) == {
         "a": 2, "b": 4, "c": 2

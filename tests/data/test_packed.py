@@ -88,6 +88,8 @@ def test_equal_files_are_said_and_what_a_tool_left_is_not_read(tmp_path):
     (tmp_path / "a (1).csv").write_text(ROWS)
     with pytest.warns(UserWarning, match="equal"):
         assert jp.data.open(source).num_examples == 6
-    (tmp_path / "_delta_log").mkdir()
-    for path in (tmp_path, f"{tmp_path}/*.csv", tmp_path.parent):
-        refusal(lambda path=path: jp.data.open(f"{path}?client=client"), f"{tmp_path} Delta")
+    lake = tmp_path / "lake/table"
+    (lake / "_delta_log").mkdir(parents=True)
+    (lake / "b.csv").write_text(ROWS)
+    for path in (lake, f"{lake}/*.csv", lake.parent):
+        refusal(lambda path=path: jp.data.open(f"{path}?client=client"), f"{lake} Delta")

@@ -92,6 +92,7 @@ def test_a_page_says_whom_its_statement_does_not_cover(tmp_path):
 def test_perplexity_is_the_score_of_language_models_alone(tmp_path, language, metric):
     texts = ("label", "population", "unit", "run", "seed", "devices", "backend", "statement")
     plan = {"rounds": 1, "clients_per_round": 2, "population": 3, "unit": "client"}
+    plan["sampling"] = "poisson"
     start = dict.fromkeys(texts, "") | {"config": {}, "captured": {}, "versions": {}}
     start |= {"stamp": "", "private": True, "queries": [], "evaluation": "tests", "plan": plan}
     scores = {"loss": 0.5, "perplexity": 1.649, "accuracy": 0.75, "private": True}
@@ -107,6 +108,7 @@ def test_many_packages_are_a_number_and_their_list_is_among_the_details(tmp_path
     packages = "docstrings:jax,scipy,pandas,rich"
     texts = ("label", "unit", "run", "seed", "devices", "backend", "statement")
     plan = {"rounds": 1, "clients_per_round": 2, "population": 7400, "unit": "client"}
+    plan["sampling"] = "poisson"
     start = dict.fromkeys(texts, "") | {"config": {}, "captured": {}, "versions": {}, "queries": []}
     start |= {"stamp": "", "private": True, "plan": plan, "population": packages}
     start["evaluation"] = f"valid clients of {packages}"

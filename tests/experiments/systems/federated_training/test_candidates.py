@@ -160,7 +160,7 @@ def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_confi
         ("near: 0.3, far: 0.7", "nearr: 0.3, far: 0.7", "'nearr'"),
         ("near: 0.3, far: 0.7", "mostly far: 1.0", "found 'mostly far'"),
         ('"mostly far": {', '"../up": {', "'../up'"),
-        ("epsilon: 8.0, delta: 1e-3", "epsilon: 8.0, delta: 1e-3, sampling: fixed", "poisson"),
+        ("epsilon: 8.0, delta: 1e-3", "epsilon: 8.0, delta: 1e-3, sampling: fixed", "'fixed'"),
         ("epsilon: 8.0, delta: 1e-3, clip", "private: false, clip", "fred.epsilon"),
         ("every: 3, declared_public: true", "every: 0", "prefinetune.other_candidates"),
         ('far: "', 'far: "split:public" #', "data.split.public"),

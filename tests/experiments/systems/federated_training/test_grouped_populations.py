@@ -38,7 +38,7 @@ def configured(tmp_path, monkeypatch):
             rows = [
                 {
                     column: f"https://site{row % 40}.org/{shard}" if column == "url"
-                    else f"One of many pages of site {row}. The next sentence is here, too."
+                    else f"One of many pages of site {row}. The next sentence is in {shard}, too."
                     if column == "text"
                     else f"{column} {row % 40}"
                     for column in columns
