@@ -180,12 +180,16 @@ def test_sheets_of_excel_are_tables(tmp_path, monkeypatch):
     (tmp_path / "x.xlsx").write_bytes(b"no sheet")
     with pytest.raises(InputError, match="pip install pandas openpyxl|no Excel file"):
         jp.data.open(tmp_path / "x.xlsx")
-    rows = [("user", "said"), (1, "x"), ("u", "None"), (float("nan"), "z")]
+    # What libraries take for missing cells are texts, and one is somebody's name.
+    cells = "None", "NA", "N/A", "null", "NaN", "#N/A"
+    rows = [("user", "said"), (1, "x"), *(("Null", cell) for cell in cells), (float("nan"), "z")]
     sheet = pd.DataFrame(rows, dtype=object)
     monkeypatch.setattr(pd, "read_excel", lambda path, **_: sheet)
     source = f"{tmp_path / 'x.xlsx'}?{COLUMNS}"
-    refusal(lambda: jp.data.open(source), "row 4: field 'user'")
-    assert jp.data.open(f"{source}&missing=drop").client_ids.to_pylist() == ["1", "u"]
+    refusal(lambda: jp.data.open(source), "row 9: field 'user'")
+    clients = jp.data.open(f"{source}&missing=drop")
+    assert clients.client_ids.to_pylist() == ["1", "Null"]
+    assert clients.columns["text"].to_pylist() == ["x", *cells]
 
 
 def test_a_folder_of_images_by_client(tmp_path):
