@@ -185,7 +185,7 @@ def accumulate(
                 words_Cx2 = jax.lax.dynamic_slice_in_dim(words_Sx2, first, engine.chunk)
                 sender = factors_C, finite_C, real_C, words_Cx2
                 messages: Any = accumulator  # `local_noise.Messages`
-                leaves_C = messages.noisy(leaves_C, *sender, key[1], std)
+                leaves_C = messages.noisy(leaves_C, *sender, key, std)
             below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
             below = jnp.sum(jnp.where(real_C, below_C, jnp.float32(0.0)))
             added = add_rows(subtotal, leaves_C, factors_C, real_C & finite_C)
@@ -227,7 +227,11 @@ def accumulate(
             return accumulator.merge(sums, subtotal), *others
 
         words_Sx2 = bucket.key
-        own = key[0] if accumulator.local else key
+        own = key
+        if accumulator.local:
+            # Not by indices, which would count as a use of a key that the next bucket uses, too.
+            pair, impl = jax.random.key_data(key), jax.random.key_impl(key)
+            own, key = (jax.random.wrap_key_data(words, impl=impl) for words in (pair[0], pair[1]))
         bucket = bucket._replace(key=keys_of(own, words_Sx2))
         slots = bucket.weight.shape[0]
         last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
