@@ -97,7 +97,7 @@ def unused_directory(name: str) -> Path:
 def unused(folder: Path, name: str, ending: str = "") -> Path:
     """Returns FOLDER/NAMEENDING or, where that exists, FOLDER/NAME-2ENDING, -3 and on."""
     others = (f"{name}-{number}" for number in itertools.count(2))
-    paths = (folder / f"{each}{ending}" for each in itertools.chain([name], others))
+    paths = (folder / f"{stem}{ending}" for stem in itertools.chain([name], others))
     return next(path for path in paths if not path.exists())
 
 

@@ -107,7 +107,7 @@ class CohortSpec(Checked):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The ladder: `max_steps`, and a quarter of it where that is more than two.
+        """The ladder: `max_steps` and, where that is more than four, a quarter of it.
 
         Each rung is a program to trace, check and compile, while padding steps take memory but are
         not run: two are enough for many steps, and one for few.

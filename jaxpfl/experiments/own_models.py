@@ -88,6 +88,6 @@ def _of_run(directory: Path, own: Population) -> tuple[Trained, Personal]:
     if trained.words is not None:
         own = trained.words.encode(own)
     check_examples(trained.model, own, "--own")
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(each.params for each in clusters))
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(model.params for model in clusters))
     client = BestFitting(trained.model, LocalTraining(trained.model, optax.identity()))
     return trained, Personal(client, params, own, CohortSpec(batch_size=16, max_examples=256))

@@ -188,8 +188,8 @@ def _models(model: Any, params: Any) -> list[tuple[str, Any, Any]]:
 
     if not isinstance(model, Clusters):
         return [("", model, params)]
-    each = [jax.tree.map(lambda leaf, k=k: leaf[k], params) for k in range(model.clusters)]
-    return [(f"cluster_{k}", model.model, params) for k, params in enumerate(each, 1)]
+    clusters = [jax.tree.map(lambda leaf, k=k: leaf[k], params) for k in range(model.clusters)]
+    return [(f"cluster_{k}", model.model, own) for k, own in enumerate(clusters, 1)]
 
 
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:

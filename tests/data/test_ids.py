@@ -50,6 +50,10 @@ IDS = {
         pa.array(NOONS, pa.timestamp("us", "Asia/Tokyo")),
         ["2020-01-31 12:30:00Z", "2020-01-31 12:30:00.5Z"],
     ),
+    "texts of ISO 8601": (
+        pa.array(["2020-01-31T12:30:00+00", "2020-01-31 21:30:00.500 +0900"]),
+        ["2020-01-31 12:30:00Z", "2020-01-31 12:30:00.5Z"],
+    ),
     "dictionary of dates": (pa.array(DAYS).dictionary_encode(), ISO),
     "dictionary of bytes": (pa.array([b"\0", b"\1"]).dictionary_encode(), ["00", "01"]),
     "runs": (pa.RunEndEncodedArray.from_arrays([1, 2], ["a", "b"]), ["a", "b"]),

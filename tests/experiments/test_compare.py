@@ -64,6 +64,8 @@ def test_runs_of_python_are_repetitions_of_no_other(compared):
     alike = {"config": {}, "queries": [{"label": "up", "plan": {"clip": 1}}]}
     text = compared({"a": (1.0, alike), "b": (3.0, alike | {"seed": 1})})[1]
     assert "±" not in text and "Run once" not in text
+    # A difference of code is in no table, and is not passed over in silence.
+    assert "Python: a, b" in text
 
 
 def test_of_many_runs_the_lowest_and_highest_are_named(compared, tmp_path):

@@ -41,6 +41,11 @@ def run(tmp_path):
     return folder
 
 
+def test_a_certificate_is_verified_by_its_folder(run, capsys):
+    assert cli.main(["verify", str(run)]) == 0
+    assert str(run / "certificate.json") in capsys.readouterr().out
+
+
 def test_it_has_the_registrys_fields_and_the_certificates_values(run, capsys):
     assert cli.main(["export", str(run), "--registry"]) == 0
     printed = capsys.readouterr()

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InformationLeak, InputError
+from jaxpfl.experiments import deployment
 from jaxpfl.experiments.engine.cost import with_larger
 from jaxpfl.federated import Execution
 from jaxpfl.federated.flow.check import check_program
@@ -19,7 +20,7 @@ from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release import identity, local_noise
 from jaxpfl.federated.release.information_flow import local_steps
 from jaxpfl.privacy import Ledger, MinSeparation, Noise, Poisson, verify
-from jaxpfl.privacy.certificate import certificate
+from jaxpfl.privacy.certificate import certificate, certify
 from jaxpfl.privacy.local_trust import client_multiplier, of_sums
 from tests.federated import test_planted_leaks as planted
 from tests.federated.releases import (
@@ -134,6 +135,9 @@ def test_a_certificate_of_local_noise_is_verified(separated, tmp_path):
     assert stated.startswith("LOCAL NOISE")
     record = certificate("own", {"ledger": ledger}, own.delta, statement=stated, stamp="")
     verify.check(record)
+    certify(tmp_path, "own", [own], statement=stated, stamp="", ledgers=[path])
+    model = deployment.entry(tmp_path)["deployment"]["deployment_model"]
+    assert model["model_name"] == "Local"
     again = verify.cost_of(record["ledgers"][0]["charges"])(own.delta)
     assert again == pytest.approx(own.epsilon(), rel=2e-3)
     # Nobody may state for the messages what holds for a plan's sums alone.

@@ -49,6 +49,10 @@ def test_each_mechanism_is_calibrated_to_the_one_epsilon():
     assert fewer.plan.clients_per_round == 5
     everyone = list(alternatives(**TERMS | {"check_in_rate": 1.0}, populations=(80,)))
     assert {one.plan.clients_per_round for one in everyone} == {80}
+    # Cyclic cohorts have no choice: everyone takes part once in N / n rounds.
+    wait = {"cyclic": 4, "min_separation": 3, "cyclic_poisson": 3}
+    for one in alternatives(**TERMS, populations=(80,), separation=3):
+        assert one.row()["separation"] == wait.get(one.plan.sampling)
 
 
 def test_nobody_checks_in():

@@ -102,9 +102,9 @@ def files_of(path: Path) -> list[Path]:
         places = sorted(map(Path, glob.glob(pattern, recursive=True)))
         places = [place for place in places if not is_hidden(place, path)]
         # A folder may fit as well as what is in it.
-        found = list(dict.fromkeys(file for place in places for file in files_of(place)))
-        _require_no_log({up for file in found for up in [*file.parents][:2]})
-        return found
+        tables = list(dict.fromkeys(file for place in places for file in files_of(place)))
+        _require_no_log({up for file in tables for up in [*file.parents][:2]})
+        return tables
     shards = sorted(
         file
         for file in path.rglob("*")

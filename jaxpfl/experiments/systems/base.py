@@ -93,10 +93,10 @@ class Made:
     @property
     def folders(self) -> list[Path]:
         """Of the models that are `written`, in their order."""
-        found = (
-            {path.parent for path in self.written.rglob("*.safetensors")} if self.written else ()
+        weights = self.written.rglob("*.safetensors") if self.written else ()
+        return sorted(
+            {path.parent for path in weights}, key=lambda path: (len(path.name), path.name)
         )
-        return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def require_same(where: str, model: str, found: str, expected: str) -> None:
