@@ -98,7 +98,7 @@ COMMANDS = {
         "data get shakespeare --folder data/tff",
     ),
     "resume": _Command(
-        runs.add_resume, runs.resume, "Go on with an interrupted run, to the same final bits.",
+        runs.add_resume, runs.resume, "Continue an interrupted run, to the same final bits.",
         "resume runs/mine",
     ),
     "sweep": _Command(
@@ -144,14 +144,15 @@ COMMANDS = {
         "verify runs/mine/certificate.json --ledger runs/mine/ledger.jsonl",
     ),
     "calibrate": _Command(
-        privacy.add_calibrate, privacy.calibrate, "Compute noise for an epsilon, or its epsilon.",
+        privacy.add_calibrate, privacy.calibrate,
+        "Compute the noise that an epsilon needs, or the epsilon that a noise gives.",
         "calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 --clients-per-round "
         "1000",
     ),
     "audit": _Command(
         privacy.add_audit, privacy.audit,
-        "Attack the releases of a config with canaries, for a lower bound on their epsilon; or "
-        "compare how much published texts repeat training clients and held-out ones.",
+        "Attack the releases of a config, for a lower bound on their epsilon; or compare how much "
+        "published texts repeat training clients and held-out ones.",
         "audit quickstart --runs 16", takes_overrides=True,
     ),
     "fred": _Command(

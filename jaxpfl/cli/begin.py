@@ -12,10 +12,10 @@ from jaxpfl.cli import common
 from jaxpfl.errors import InputError
 
 _COLUMNS = {
-    "client": "whose a row is (default: client); * makes each row a client",
-    "text": "the texts, for a word language model; TITLE,BODY joins columns (default: text)",
-    "label": "the classes, whole numbers from 0 or words, for a classifier",
-    "features": "what the classifier reads: columns of numbers, with commas between them",
+    "client": "the column that says whose a row is (default: client); * makes each row a client",
+    "text": "the column of texts; TITLE,BODY joins columns (default: text)",
+    "label": "the column of a classifier's classes: whole numbers from 0, or words",
+    "features": "the columns of numbers that the classifier reads, with commas between them",
 }
 
 _TABLE = (
@@ -38,7 +38,7 @@ def _hyphened(text: str) -> str:
 
 
 def add_configs(parser: argparse.ArgumentParser) -> None:
-    text = "print this config, to be changed: jaxpfl configs quickstart > mine.yaml"
+    text = "print this config, for you to change: jaxpfl configs quickstart > mine.yaml"
     parser.add_argument("name", metavar="NAME", nargs="?", help=text)
 
 
@@ -53,11 +53,11 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     lines = []
     # Configs that need nothing stand first.
     for name, about in sorted(abouts.items(), key=lambda item: bool(item[1].needs)):
-        own = ", or the command at its head" if about.without_data else ""
+        own = ", or the command in its first lines" if about.without_data else ""
         needs = f"  (needs {', '.join(about.needs)}{own})" if about.needs else ""
         lines.append(f"jaxpfl {about.command} {name}{needs}")
         lines.append(f"    {textwrap.shorten(about.sentence, 90, placeholder=' ...')}")
-    lines.append("\n`jaxpfl configs NAME` prints one, to be changed.")
+    lines.append("\n`jaxpfl configs NAME` prints one, for you to change.")
     return {
         "configs": {name: about._asdict() for name, about in abouts.items()},
         "text": "\n".join(lines),
@@ -107,16 +107,16 @@ def add_synthesize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epsilon", type=float, required=True, help=epsilon)
     delta = "default: a power of ten, at most 0.1 / the number of clients, which is public"
     parser.add_argument("--delta", type=float, help=delta)
-    texts = "how many are chosen (default: 1000)"
+    texts = "how many texts to choose (default: 1000)"
     parser.add_argument("--texts", type=int, metavar="N", default=1_000, help=texts)
     embedder = "hashed, minilm, ... or several (default: minilm if its weights are here, or hashed)"
     parser.add_argument("--embedder", metavar="NAME", nargs="+", help=embedder)
     judge = "an embedder that only reports how near the texts are; takes a tenth of the release"
     parser.add_argument("--judge", metavar="NAME", help=judge)
-    cut = "cuts all texts alike: messages (default), sentences, words:N or documents:N"
+    cut = "cut all texts alike: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
-    writer = "a model that continues chosen texts, after which all are chosen anew, at no further "
-    writer += "cost: smollm2, another published model or ADDRESS#MODEL (default: none)"
+    writer = "let a model continue chosen texts, and choose anew, at no further cost: smollm2, "
+    writer += "another published model or ADDRESS#MODEL (default: none)"
     parser.add_argument("--writer", metavar="MODEL", help=writer)
     label = "a column of labels: texts are chosen for each of --labels, by one release"
     parser.add_argument("--label", metavar="COLUMN", help=label)

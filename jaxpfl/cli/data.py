@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help=name)
     folder = "where to put it (default: the folder that its environment variable names)"
     add_path(parser, "--folder", "DIR", folder)
-    commit = "of a data set on the Hugging Face hub, 40 hexadecimal digits (default: the newest)"
+    commit = "the commit of a data set on the Hugging Face hub: 40 hex digits (default: the newest)"
     parser.add_argument("--revision", metavar="COMMIT", help=commit)
 
 
@@ -133,8 +133,8 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="what to read; see jaxpfl.data.open")
-    out = "a new folder with the clients' data; if interrupted, there is none"
+    parser.add_argument("source", metavar="SOURCE", help="what to read; see docs/own_data.md")
+    out = "a new folder for the clients' data; an interrupted command leaves none"
     parser.add_argument("out", metavar="OUT", type=path, help=out)
     public = "write token ids in place of texts, by the words of this file: a vocabulary.json, a "
     public += "folder with tokens, stackoverflow.word_count.tar.bz2, or any source of PUBLIC text"
@@ -161,7 +161,7 @@ def add_convert_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=path, help="a model in a GGUF file")
     folder = "a new folder for config.json, safetensors and the tokeniser's files"
     parser.add_argument("out", metavar="FOLDER", type=path, help=folder)
-    dtype = "of the written weights (default: float32, which keeps the file's values exactly)"
+    dtype = "type of the written weights (default: float32, which keeps the values exactly)"
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtype)
 
 

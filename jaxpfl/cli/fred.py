@@ -16,16 +16,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", type=float, required=True, help="below 1 / clients")
     unit = "what is protected: a client with all it holds (default), or one example"
     parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
-    mode = "paper: Algorithm 1 as printed, by example; charges what it REALISES; N is public"
+    mode = "paper: Algorithm 1 as printed, by example; charges what it really costs; N is public"
     parser.add_argument("--mode", choices=("exact", "paper"), default="exact", help=mode)
-    population = "the number of clients (or examples), if it is public: few are then ranked better"
+    population = "the number of clients (or examples), if it is public: spares its noise"
     parser.add_argument("--population", type=int, metavar="N", help=population)
     embedder = "hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ..."
     parser.add_argument("--embedder", metavar="NAME", default="hashed", help=embedder)
-    parser.add_argument("--clip-norm", type=float, default=1.0, help="for embeddings (default: 1)")
+    parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
     most = "embed at most K random examples of a client (default: 64); with --unit example, all"
     parser.add_argument("--max-examples", type=int, metavar="K", default=64, help=most)
-    cut = "cuts all texts alike: messages (default), sentences, words:N or documents:N"
+    cut = "cut all texts alike: messages (default), sentences, words:N or documents:N"
     parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
     choose = "also choose N single texts of all corpora by the same release, at no further cost"
     parser.add_argument("--choose", type=int, metavar="N", help=choose)

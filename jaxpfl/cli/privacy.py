@@ -18,9 +18,9 @@ def _add_accountant(parser: argparse.ArgumentParser) -> None:
 
 
 def add_budget(parser: argparse.ArgumentParser) -> None:
-    text = "a ledger, such as a run's ledger.jsonl; of several, their joint cost is shown, too"
+    text = "a ledger, such as a run's ledger.jsonl; several: also their joint cost"
     parser.add_argument("ledgers", metavar="LEDGER", type=common.path, nargs="+", help=text)
-    parser.add_argument("--delta", type=float, required=True, help="the guarantee's, such as 1e-5")
+    parser.add_argument("--delta", type=float, required=True, help="such as 1e-5")
     _add_accountant(parser)
 
 
@@ -48,20 +48,20 @@ def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("certificates", metavar="CERTIFICATE", type=common.path, nargs="+")
-    text = "a ledger that a certificate is of; may be repeated"
+    text = "a certificate.json, or the directory of its run"
+    parser.add_argument("files", metavar="CERTIFICATE", type=common.path, nargs="+", help=text)
+    text = "a ledger that a certificate names; may be repeated"
     parser.add_argument(
         "--ledger", type=common.path, action="append", default=[], metavar="FILE", help=text
     )
     parser.add_argument("--weights", type=common.path, metavar="FOLDER", help="what `export` wrote")
-    text = "also show what all of them cost together, for the same clients"
-    parser.add_argument("--together", action="store_true", help=text)
+    parser.add_argument("--together", action="store_true", help="also show their joint cost")
 
 
 def verify(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.privacy.verify import Unfit, verified
 
-    given = arguments.certificates, arguments.ledger, arguments.weights, arguments.together
+    given = arguments.files, arguments.ledger, arguments.weights, arguments.together
     try:
         lines = list(verified(*given))
     except Unfit as error:
@@ -74,7 +74,7 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, required=True, help="number of releases")
     parser.add_argument("--population", type=int, help="number of clients")
     parser.add_argument("--clients-per-round", type=int, help="expected cohort size")
-    text = "the share of clients that can take part in a round: compares all mechanisms, by "
+    text = "compare all mechanisms, where this share of clients can take part in a round, by "
     text += "default for 10,000 to 10,000,000 clients, in cohorts of all who can"
     parser.add_argument("--check-in-rate", type=float, metavar="SHARE", help=text)
     text = "with --check-in-rate: a client takes part at most once in so many rounds, where the "
@@ -182,13 +182,13 @@ _AUDIT = (
     ("--runs", "K", 8, "runs of each release"),
     ("--rounds", "T", 20, "the most rounds of a run"),
     ("--confidence", "C", 0.99, "probability that all bounds hold"),
-    ("--seed", "N", 0, "of what the audit draws"),
+    ("--seed", "N", 0, "seed of the audit's draws"),
 )
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
     common.add(parser, "config", nargs="?")
-    text = "instead of a config: published texts, a SOURCE or the directory of a run, which must "
+    text = "instead of a config: published texts, a SOURCE or the directory of a run; they must "
     text += "not repeat training clients more than held-out ones"
     parser.add_argument("--texts", metavar="TEXTS", help=text)
     for name in ("--training", "--held-out"):

@@ -151,9 +151,8 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", help=text)
     text = f"a new file, {', '.join(_ENDINGS)} (default: CSV on stdout)"
     common.add_path(parser, "--out", "FILE", text)
-    text = "the clients' own examples, as data.source: each row of TABLE, which names its client, "
-    text += "is predicted by the client's own model, made of these (MODEL is a run of Ditto, APFL "
-    text += "or IFCA), and written to MODEL/private/"
+    text = "clients' own examples: make each client's own model of them (MODEL is a run of Ditto, "
+    text += "APFL or IFCA), and write what it predicts for the client's rows to MODEL/private/"
     parser.add_argument("--own", metavar="SOURCE", help=text)
 
 
