@@ -33,8 +33,8 @@ from jaxpfl.models.base import PAD, Classifier, Model, Params
 from jaxpfl.models.checkpoints import folders
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.gan import GAN
-from jaxpfl.models.multi_label import MultiLabelResNet
 from jaxpfl.models.recurrent import RecurrentModel
+from jaxpfl.models.resnet import MultiLabelResNet
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import characters, fast, vocabulary

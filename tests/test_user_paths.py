@@ -16,7 +16,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.systems.workspace import ledger_path
-from jaxpfl.models.checkpoints import jaxpfl_models, pretrained
+from jaxpfl.models.checkpoints import folders, pretrained
 from jaxpfl.privacy import Budget, Ledger
 from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers import public_words
@@ -129,8 +129,8 @@ def test_what_is_written_is_where_its_user_means(home, capsys):
     vocabulary.save("$HOME/words.json")
     Vocabulary.load("~/words.json")
     model = jp.models.CNN("cnn", (8, 8, 1), 2, ((2, True),), 3)
-    jaxpfl_models.save("~/model", model, model.init(jax.random.key(0)))
-    jaxpfl_models.load("~/model")
+    folders.save("~/model", model, model.init(jax.random.key(0)))
+    folders.load("~/model")
     rows = "".join(f"c{i},{i % 2},{i}.5\n" for i in range(40))
     Path("t.csv").write_text(f"client,y,x\n{rows}")
     assert main(["convert", "t.csv?client=client&features=x&label=y", "~/table"]) == 0

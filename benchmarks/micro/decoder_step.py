@@ -25,8 +25,7 @@ from jax import lax
 
 from benchmarks import harness
 from benchmarks.shapes import smollm2
-from jaxpfl.models.decoder.cache import Cache, attend_to_cache
-from jaxpfl.models.decoder.layers import packed
+from jaxpfl.models.decoder.layers import Cache, attend_to_cache, packed
 from jaxpfl.models.decoder.network import Decoder
 
 

@@ -65,10 +65,8 @@ class Algorithm(NamedTuple):
         """The number of rounds; `InputError` without a query, or if the plans' numbers differ."""
         rounds = {query.plan.rounds for query in self.queries}
         if len(rounds) != 1:
-            raise InputError(
-                f"the plans of all queries of {self.name!r} must have the same number of rounds, "
-                f"found {sorted(rounds) or 'no query'}"
-            )
+            what = f"the plans of all queries of {self.name!r} must have the same number of rounds"
+            raise InputError(f"{what}, found {sorted(rounds) or 'no query'}")
         return rounds.pop()
 
     def event(self, rounds: int | None = None) -> DpEvent:
@@ -115,6 +113,15 @@ def update_query(
         columns=None if model.columns is None else tuple(model.columns),
         execution=Execution() if execution is None else execution,
     )
+
+
+def answered_once(name: str, query: Query, first: State, broadcast: Any = ()) -> Algorithm:
+    """Returns an algorithm of one round, whose state is `first` and then the query's answer."""
+
+    def step(state, release, round):
+        return release(query, broadcast).value, {}
+
+    return Algorithm(name, lambda key: first, step, (query,))
 
 
 def placed(query: Query, state: State) -> State:

@@ -77,15 +77,11 @@ class Scorer(Checked):
 
     def check_fields(self) -> None:
         if self.plan.unit != "client":
-            raise InputError(
-                "the plan of scores must have the unit 'client', because scores protect each "
-                f"client, found {self.plan.unit!r}"
-            )
+            what = "scores protect each client: their plan must have the unit 'client'"
+            raise InputError(f"{what}, found {self.plan.unit!r}")
         if self.plan.participation.in_epochs:
-            raise InputError(
-                "the plan of scores must sample cohorts by Poisson or fixed-size participation, "
-                f"because every release draws a new cohort, found {self.plan.sampling}"
-            )
+            what = "the plan of scores must sample cohorts by Poisson or fixed-size participation"
+            raise InputError(f"{what}, found {self.plan.sampling}")
         if self.plan.clip.adaptive is not None:
             raise InputError("the plan of scores must not clip adaptively: they have one clip norm")
 
@@ -120,8 +116,11 @@ class Scorer(Checked):
         scores_KxJ = space.scores(sum_D)
         if self.noise == "every_score" and self.plan.private:
             # This noise adds no privacy, so its key may be public.
+            content = np.asarray(sum_D, np.float32).tobytes()
+            digest = hashlib.sha256(f"noise of every score {round} ".encode() + content).digest()
+            key = key_from_words(np.frombuffer(digest[:16], np.uint32))
             std = jnp.float32(self.plan.value_noise_std(self.plan.clip_norm))
-            scores_KxJ = scores_KxJ + space.orthogonal_noise(_public_key(sum_D, round), std)
+            scores_KxJ = scores_KxJ + space.orthogonal_noise(key, std)
         return np.asarray(scores_KxJ)
 
     def floats_per_client(self, prompts: int, responses: int, dimension: int) -> tuple[int, int]:
@@ -141,15 +140,12 @@ class Scorer(Checked):
         client_fn = scores.NearestVotes()
         if not by_text:
             client_fn = scores.LinearScores(None if self.kind == "cosine" else self.plan.clip_norm)
+        per_bucket = 4 * chunk * execution.replicas
         return Query(
             "scores",
             client_fn,
             self.plan,
-            CohortSpec(
-                batch_size=min(8, most),
-                max_examples=most,
-                clients_per_bucket=4 * chunk * execution.replicas,
-            ),
+            CohortSpec(min(8, most), most, clients_per_bucket=per_bucket),
             columns=("embedding",) if by_text else ("mean_embedding",),
             prepare=_with_embeddings if by_text else _with_means,
             execution=execution,
@@ -159,10 +155,8 @@ class Scorer(Checked):
         candidates_KxJxD = np.asarray(candidates_KxJxD)
         shape, dtype = list(candidates_KxJxD.shape), candidates_KxJxD.dtype
         if dtype.kind != "f" or len(shape) != 3:
-            raise InputError(
-                "candidates must be float [prompts, responses, d] like the clients' embeddings, "
-                f"found {dtype} {shape}"
-            )
+            what = "candidates must be float [prompts, responses, d] like the clients' embeddings"
+            raise InputError(f"{what}, found {dtype} {shape}")
         prompts, responses, _ = shape
         ranked = responses if self.kind == "per_prompt" else prompts * responses
         if prompts < 1 or ranked < 2:
@@ -171,10 +165,8 @@ class Scorer(Checked):
             candidates_KxJxD = np.ascontiguousarray(candidates_KxJxD, np.float32)
         if not np.isfinite(candidates_KxJxD).all():
             prompt, response, _ = np.argwhere(~np.isfinite(candidates_KxJxD))[0].tolist()
-            raise InputError(
-                f"the embedding of the candidate of prompt {prompt}, response {response} must be "
-                "finite in float32, found one that is not"
-            )
+            where = f"the embedding of the candidate of prompt {prompt}, response {response}"
+            raise InputError(f"{where} must be finite in float32, found one that is not")
         return candidates_KxJxD
 
 
@@ -194,10 +186,9 @@ def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
       candidates_KxJxD: PUBLIC embeddings of the candidates, float [prompts, responses, d].
       scorer: how clients score; its plan gives the number of rounds.
     """
-    shape = np.shape(candidates_KxJxD)[:2]
 
     def init(key):
-        return ScoresState(jnp.zeros(shape, jnp.float32))
+        return ScoresState(jnp.zeros(np.shape(candidates_KxJxD)[:2], jnp.float32))
 
     def step(state, release, round):
         scores_KxJ = scorer.release(release, candidates_KxJxD, round)
@@ -206,17 +197,9 @@ def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
     return Algorithm("candidate_scores", init, step, (scorer.query,))
 
 
-def _public_key(released_D: jax.Array, round: int) -> jax.Array:
-    words = np.asarray(released_D, np.float32).view(np.uint32)
-    digest = hashlib.sha256(f"noise of every score {round} ".encode() + words.tobytes()).digest()
-    return key_from_words(np.frombuffer(digest[:16], np.uint32))
-
-
 def _with_means(clients: Population) -> Population:
     means_CxD = scores.mean_embeddings(embeddings_of(clients), clients.offsets)
-    return clients.with_examples(
-        {"mean_embedding": means_CxD}, np.arange(len(clients) + 1, dtype=np.int64)
-    )
+    return clients.with_examples({"mean_embedding": means_CxD}, np.arange(len(clients) + 1))
 
 
 def _with_embeddings(clients: Population) -> Population:

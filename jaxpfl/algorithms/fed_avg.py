@@ -102,8 +102,8 @@ def fed_avg(
         mesh = update.execution.devices.local_mesh
         frozen = jax.device_put(frozen, shardings(model, mesh, frozen))
 
-    def whole(params):
-        return params if frozen is None else adapter_trees.join(params, frozen)
+    def params_of(state):
+        return state.params if frozen is None else adapter_trees.join(state.params, frozen)
 
     def init(key):
         params = first_params(key)
@@ -123,9 +123,7 @@ def fed_avg(
         return FedAvgState(params, server_state, released.clip_norm), metrics
 
     begins_as = base.UNTRAINED if start is None else "before the rounds"
-    return base.Algorithm(
-        "fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as, model
-    )
+    return base.Algorithm("fed_avg", init, step, (update,), params_of, begins_as, model)
 
 
 def _is_no_client(value: Any) -> bool:

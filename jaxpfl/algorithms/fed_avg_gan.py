@@ -78,37 +78,28 @@ class CriticTraining:
         """One step of the critic; the broadcast is {"generator": ..., "critic": ...}."""
         gan, (local, optimizer_state) = self.gan, state
         image = to_range(batch["image"], real)
-        noise_key, share_key = jax.random.split(_drawing_key(key))
+        # A round's key is of threefry4x32, which JAX does not lower to a loop: XLA's CPU backend
+        # would repeat some hundred operations in every patch, and compile for minutes.
+        words = jax.random.bits(key, (2,), jnp.uint32)
+        noise_key, share_key = jax.random.split(
+            jax.random.wrap_key_data(words, impl="threefry2x32")
+        )
         noise_BxZ = gan.draw_noise(noise_key, real.shape[0])
         share_B = jax.random.uniform(share_key, real.shape, jnp.float32)
         drawn = gan.generate(broadcast["generator"], noise_BxZ, real)
-        gradients, statistics = jax.grad(gan.critic_loss, has_aux=True)(
-            local, drawn, image, real, share_B
-        )
+        slope = jax.grad(gan.critic_loss, has_aux=True)
+        gradients, statistics = slope(local, drawn, image, real, share_B)
         updates, optimizer_state = updated(self.optimizer, gradients, optimizer_state, local)
-        trained = optax.apply_updates(local, _but_statistics(updates))
+        # Weight decay would change the moving statistics.
+        normalisation = dict(updates["normalisation"])
+        for name in ("mean", "variance"):
+            normalisation[name] = jnp.zeros_like(normalisation[name])
+        trained = optax.apply_updates(local, {**updates, "normalisation": normalisation})
         return with_statistics(trained, statistics), optimizer_state
 
     def finish(self, broadcast: PyTree, state: PyTree) -> PyTree:
         """Returns critic_after - critic_before, moving statistics included."""
         return jax.tree.map(jnp.subtract, state[0], broadcast["critic"])
-
-
-def _drawing_key(key: jax.Array) -> jax.Array:
-    """A threefry2x32 key, drawn from a round's threefry4x32 key, for draws within loops.
-
-    JAX lowers only threefry2x32 to a loop. With threefry4x32, XLA's CPU backend repeats some
-    hundred operations in every patch of the convolutions' inputs and compiles for minutes.
-    """
-    return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
-
-
-def _but_statistics(updates: PyTree) -> PyTree:
-    """The updates, with 0 for the moving statistics, which weight decay would change."""
-    normalisation = dict(updates["normalisation"])
-    for name in ("mean", "variance"):
-        normalisation[name] = jnp.zeros_like(normalisation[name])
-    return {**updates, "normalisation": normalisation}
 
 
 @partial(
@@ -135,11 +126,8 @@ def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, s
         updates, new_state = updated(optimizer, gradients, optimizer_state, generator)
         trained = optax.apply_updates(generator, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(trained))
-        generator, optimizer_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (trained, new_state),
-            (generator, optimizer_state),
-        )
+        pairs = (trained, new_state), (generator, optimizer_state)
+        generator, optimizer_state = jax.tree.map(partial(jnp.where, finite), *pairs)
         loss_sum = loss_sum + jnp.where(finite, loss, 0.0)
         return generator, optimizer_state, loss_sum, left_out + (~finite).astype(jnp.int32)
 
@@ -223,10 +211,8 @@ def fed_avg_gan(
             "generator_loss": loss,
             "generator_left_out": left_out,
         }
-        following = GANState(
-            trained, critic, optimizer_state, server_state, released.clip_norm, state.draws
-        )
-        return following, metrics
+        states = optimizer_state, server_state
+        return GANState(trained, critic, *states, released.clip_norm, state.draws), metrics
 
     def params(state):
         return {"generator": state.generator, "critic": state.critic}

@@ -52,10 +52,8 @@ class Regularised(LocalTraining):
         self, params: PyTree, state: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
     ) -> PyTree:
         """One step on the regularised loss."""
-        trained, own = state
-        more = jax.tree.map(
-            lambda y, w, g: self.alpha * (y - w) - g, trained[0], self._given(params)[0], own
-        )
+        (trained, own), start = state, self._given(params)[0]
+        more = jax.tree.map(lambda y, w, g: self.alpha * (y - w) - g, trained[0], start, own)
         return super().step(params, trained, batch, mask, key, more), own
 
     def finish(self, params: PyTree, state: PyTree) -> PyTree:

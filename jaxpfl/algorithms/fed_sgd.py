@@ -52,30 +52,24 @@ def fed_sgd(
     """
     require_parts(model, plan, server=server)
     if plan.unit != "example":
-        raise InputError(
-            "fed_sgd protects single examples: it needs a plan with unit = 'example', found "
-            f"{plan.unit!r} (fed_avg protects clients)"
-        )
+        what = "fed_sgd protects single examples: it needs a plan with unit = 'example'"
+        raise InputError(f"{what}, found {plan.unit!r} (fed_avg protects clients)")
     execution = Execution() if execution is None else execution
+    if cohort is None:
+        # Blocks of at most 32 examples that those of a round fill, which are seldom more than two
+        # standard deviations above the planned number. With more in a block, an example takes
+        # longer: the values between two layers leave a core's cache.
+        planned = plan.denominator
+        most = planned + 2 * math.sqrt(planned * (1 - planned / plan.population))
+        blocks = execution.replicas * math.ceil(most / (32 * execution.replicas))
+        size = math.ceil(most / blocks)
+        cohort = CohortSpec(batch_size=size, max_examples=size)
     return fed_avg(
         model,
         client=ClippedGradients(model, plan.clip_norm),
         server=server,
         plan=plan,
-        cohort=_blocks(plan, execution.replicas) if cohort is None else cohort,
+        cohort=cohort,
         execution=execution,
         start=start,
     )._replace(name="fed_sgd")
-
-
-def _blocks(plan: Plan, replicas: int) -> CohortSpec:
-    """Blocks of at most 32 examples that those of a round fill.
-
-    These are seldom more than two standard deviations above the planned number. With more in a
-    block, an example takes longer: the values between two layers leave a core's cache.
-    """
-    planned = plan.denominator
-    most = planned + 2 * math.sqrt(planned * (1 - planned / plan.population))
-    blocks = replicas * math.ceil(most / (32 * replicas))
-    size = math.ceil(most / blocks)
-    return CohortSpec(batch_size=size, max_examples=size)

@@ -28,7 +28,8 @@ import numpy as np
 from scipy import optimize
 
 from jaxpfl import checks
-from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
+from jaxpfl.algorithms.base import Algorithm, answered_once, releaser_of, run_rounds
+from jaxpfl.algorithms.federated_sums import plan_of_everyone
 from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population, one_per_example
@@ -82,16 +83,12 @@ class MetricsPlan(Checked):
     @classmethod
     def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:
         """Returns the plan with the least noise, as `Plan.calibrated`; `settings`: other fields."""
-        everyone: Any = {"rounds": 1, "clip": Clip(1.0)}
-        everyone["participation"] = Poisson(population, population)
-        return cls(Plan.calibrated(epsilon=epsilon, delta=delta, **everyone), **settings)
+        return cls(plan_of_everyone(population, 1.0, epsilon, delta), **settings)
 
     @classmethod
     def without_privacy(cls, population: int, **settings: Any) -> Self:
         """Returns the plan of the same metrics without noise: NOT private, and marked so."""
-        everyone = Poisson(population, population)
-        plan = Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
-        return cls(plan, **settings)
+        return cls(plan_of_everyone(population, 1.0, None, None), **settings)
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -183,29 +180,12 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
     which `ReleasedMetrics.of` computes the metrics: "histogram", float32 [bins], "correct" and
     "incorrect", times the plan's weights.
     """
-    execution = Execution()
-    query = Query(
-        "metrics",
-        ClientMetrics(plan.edges, plan.weights),
-        plan.release,
-        CohortSpec(
-            batch_size=min(256, plan.max_examples),
-            max_examples=plan.max_examples,
-            clients_per_bucket=32 * execution.replicas,
-        ),
-        columns=("correct",),
-        execution=execution,
-    )
-
-    def init(key):
-        zero = jnp.float32(0)
-        bins = len(plan.edges) - 1
-        return {"histogram": jnp.zeros(bins, jnp.float32), "correct": zero, "incorrect": zero}
-
-    def step(state, release, round):
-        return release(query).value, {}
-
-    return Algorithm(LABEL, init, step, (query,))
+    client_fn, most = ClientMetrics(plan.edges, plan.weights), plan.max_examples
+    cohort = CohortSpec(min(256, most), most, clients_per_bucket=32 * Execution().replicas)
+    query = Query("metrics", client_fn, plan.release, cohort, columns=("correct",))
+    histogram_B, zero = jnp.zeros(len(plan.edges) - 1, jnp.float32), jnp.float32(0)
+    first = {"histogram": histogram_B, "correct": zero, "incorrect": zero}
+    return answered_once(LABEL, query, first)
 
 
 def release(

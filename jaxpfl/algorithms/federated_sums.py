@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.base import Algorithm, answered_once
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
@@ -51,27 +51,10 @@ def federated_sums(plan: Plan, *, length: int, max_examples: int) -> Algorithm:
     Returns:
       The algorithm, whose last state is the noisy sum, float32 [length].
     """
-    execution = Execution()
-    query = Query(
-        "sums",
-        ClientSums(length),
-        plan,
-        CohortSpec(
-            batch_size=min(256, max_examples),
-            max_examples=max_examples,
-            clients_per_bucket=32 * execution.replicas,
-        ),
-        columns=(COLUMN,),
-        execution=execution,
-    )
-
-    def init(key):
-        return jnp.zeros(length, jnp.float32)
-
-    def step(state, release, round):
-        return release(query).value, {}
-
-    return Algorithm("federated_sums", init, step, (query,))
+    most, per_bucket = max_examples, 32 * Execution().replicas
+    cohort = CohortSpec(min(256, most), most, clients_per_bucket=per_bucket)
+    query = Query("sums", ClientSums(length), plan, cohort, columns=(COLUMN,))
+    return answered_once("federated_sums", query, jnp.zeros(length, jnp.float32))
 
 
 @dataclass(frozen=True)

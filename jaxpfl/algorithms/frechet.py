@@ -40,7 +40,12 @@ class Reference:
     def __init__(self, moments: Moments):
         self.dimension = moments.dimension
         self._mean_D = moments.mean_D
-        self._factor_DxR = _factor(moments.covariance_DxD)
+        # F with F F^T the nearest positive semidefinite matrix.
+        eigenvalue_D, vector_DxD = np.linalg.eigh(moments.covariance_DxD)
+        # An eigenvalue below this is a rounding error of the decomposition itself.
+        rounding = self.dimension * np.finfo(np.float64).eps * np.abs(eigenvalue_D).max()
+        above_D = eigenvalue_D > rounding
+        self._factor_DxR = vector_DxD[:, above_D] * np.sqrt(eigenvalue_D[above_D])
         self.rank = self._factor_DxR.shape[1]
         self.trace = float(np.sum(self._factor_DxR**2))
 
@@ -68,10 +73,8 @@ class Reference:
 
 def _require_same(dimension: int, candidate: Moments) -> None:
     if candidate.dimension != dimension:
-        raise InputError(
-            f"a candidate has dimension {candidate.dimension}, but the reference has {dimension}: "
-            "embed both with the same model"
-        )
+        what = f"a candidate has dimension {candidate.dimension}, but the reference has {dimension}"
+        raise InputError(f"{what}: embed both with the same model")
 
 
 def distance(a: Moments, b: Moments) -> float:
@@ -116,12 +119,3 @@ def witness(target: Moments, current: Moments, embeddings_NxD: np.ndarray) -> np
     linear_N = away_NxD @ (current.mean_D - target.mean_D)
     moved_NxD = away_NxD - away_NxD @ map_DxD
     return -2 * linear_N - np.einsum("nd,nd->n", away_NxD, moved_NxD)
-
-
-def _factor(covariance_DxD: np.ndarray) -> np.ndarray:
-    """F [d, r] with F F^T the nearest positive semidefinite matrix, whose rank is r."""
-    eigenvalue_D, vector_DxD = np.linalg.eigh(covariance_DxD)
-    # An eigenvalue below this is a rounding error of the decomposition itself.
-    rounding = len(covariance_DxD) * np.finfo(np.float64).eps * np.abs(eigenvalue_D).max()
-    above_D = eigenvalue_D > rounding
-    return vector_DxD[:, above_D] * np.sqrt(eigenvalue_D[above_D])

@@ -43,17 +43,15 @@ class Moments:
     def __post_init__(self):
         mean_D = np.asarray(self.mean_D, np.float64)
         if mean_D.ndim != 1 or not mean_D.size:
-            raise InputError(
-                f"mean_D must have shape [d] with d >= 1, found shape {list(mean_D.shape)}"
-            )
+            shape = list(mean_D.shape)
+            raise InputError(f"mean_D must have shape [d] with d >= 1, found shape {shape}")
         if not np.isfinite(mean_D).all():
             raise InputError("mean_D must be finite, found an entry that is not")
         covariance_DxD = _symmetric("covariance_DxD", self.covariance_DxD)
         if len(covariance_DxD) != mean_D.size:
-            raise InputError(
-                f"covariance_DxD must have shape {[mean_D.size, mean_D.size]}, because mean_D has "
-                f"{mean_D.size} entries, found shape {list(covariance_DxD.shape)}"
-            )
+            what = f"shape {[mean_D.size] * 2}, because mean_D has {mean_D.size} entries"
+            actual = list(covariance_DxD.shape)
+            raise InputError(f"covariance_DxD must have {what}, found shape {actual}")
         object.__setattr__(self, "count", checks.positive("count", self.count))
         object.__setattr__(self, "mean_D", mean_D)
         object.__setattr__(self, "covariance_DxD", covariance_DxD)
@@ -68,8 +66,8 @@ class RunningMoments:
 
     Within a block, products of rows are added up in their own precision, after the mean of the
     first block was subtracted, because a large common mean would cost digits; blocks are added up
-    in float64. Rows with
-    a larger L2 norm than `clip_norm` are scaled down to it; `math.inf` clips no row.
+    in float64. Rows with a larger L2 norm than `clip_norm` are scaled down to it; `math.inf` clips
+    no row.
     """
 
     def __init__(self, dimension: int, clip_norm: float):
@@ -94,15 +92,12 @@ class RunningMoments:
         """
         embeddings_NxD = np.asarray(embeddings_NxD)
         if embeddings_NxD.ndim != 2 or embeddings_NxD.shape[1] != self._dimension:
-            raise InputError(
-                f"embeddings must have shape [n, {self._dimension}], found "
-                f"{list(embeddings_NxD.shape)}"
-            )
+            shape = list(embeddings_NxD.shape)
+            raise InputError(f"embeddings must have shape [n, {self._dimension}], found {shape}")
         # JAX's issubdtype, because numpy's does not know bfloat16.
         if not jnp.issubdtype(embeddings_NxD.dtype, jnp.floating):
-            raise InputError(
-                f"embeddings must be floating point numbers, found {embeddings_NxD.dtype}"
-            )
+            dtype = embeddings_NxD.dtype
+            raise InputError(f"embeddings must be floating point numbers, found {dtype}")
         if self._dtype is None:
             wide = embeddings_NxD.dtype == np.float64
             self._dtype = np.dtype(np.float64 if wide else np.float32)
@@ -138,10 +133,8 @@ class RunningMoments:
             if not fine_N.all():
                 row = self._count + int(np.argmin(fine_N))
                 raise InputError(f"the embedding in row {row} has an entry that is not finite")
-            raise InputError(
-                "the squared norms of embeddings must not overflow "
-                f"{rows_NxD.dtype}, found an embedding that is too large"
-            )
+            what = f"the squared norms of embeddings must not overflow {rows_NxD.dtype}"
+            raise InputError(f"{what}, found an embedding that is too large")
         # Embeddings are often normalised: rows of norm `clip_norm` up to rounding are not copied.
         slack = 1 + _NORM_ROUNDING * np.finfo(rows_NxD.dtype).eps
         long = np.flatnonzero(square_N > (self._clip_norm * slack) ** 2)
@@ -154,10 +147,8 @@ class RunningMoments:
 
 def moments(embeddings_NxD, clip_norm: float) -> Moments:
     """Returns the moments of the embeddings [n, d], n >= 1, of a public corpus.
-
     Accurate to about 1e-6 of their size for rows in float32, and to rounding for float64;
-    `clip_norm` as of `RunningMoments`.
-    """
+    `clip_norm` as of `RunningMoments`."""
     shape = np.shape(embeddings_NxD)
     if len(shape) != 2:
         raise InputError(f"embeddings must have shape [n, d], found {list(shape)}")
@@ -181,36 +172,26 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
     examples can have: the minimum over i of count_i / s_i. Shares are at least 0, and sum to 1 to
     within 1e-6.
     """
-    shares_K = _checked_shares(parts, shares)
+    dimensions = sorted({part.dimension for part in parts})
+    if len(dimensions) != 1:
+        what = "the corpora of a mixture must have embeddings of one dimension"
+        raise InputError(f"{what}, found {dimensions or 'no corpus'}")
+    if np.shape(shares) != (len(parts),):
+        what = f"a mixture of {len(parts)} corpora needs {len(parts)} shares"
+        raise InputError(f"{what}, found shape {list(np.shape(shares))}")
+    shares = [checks.non_negative(f"share {k}", float(share)) for k, share in enumerate(shares)]
+    total = math.fsum(shares)
+    if abs(total - 1) > 1e-6:
+        raise InputError(f"the shares of a mixture must sum to 1, found a sum of {total!r}")
+    shares_K = np.asarray(shares) / total
     means_KxD = np.stack([part.mean_D for part in parts])
     mean_D = shares_K @ means_KxD
     spread_KxD = np.sqrt(shares_K)[:, None] * (means_KxD - mean_D)
     covariances_KxDxD = np.stack([part.covariance_DxD for part in parts])
     covariance_DxD = np.tensordot(shares_K, covariances_KxDxD, 1) + spread_KxD.T @ spread_KxD
-    count = min(
-        part.count / share for part, share in zip(parts, shares_K, strict=True) if share > 0
-    )
+    pairs = zip(parts, shares_K, strict=True)
+    count = min(part.count / share for part, share in pairs if share > 0)
     return Moments(float(count), mean_D, covariance_DxD)
-
-
-def _checked_shares(parts: Sequence[Moments], shares: Sequence[float]) -> np.ndarray:
-    """The shares of a mixture as float64 [k] with the sum 1."""
-    dimensions = sorted({part.dimension for part in parts})
-    if len(dimensions) != 1:
-        raise InputError(
-            "the corpora of a mixture must have embeddings of one dimension, found "
-            f"{dimensions or 'no corpus'}"
-        )
-    if np.shape(shares) != (len(parts),):
-        raise InputError(
-            f"a mixture of {len(parts)} corpora needs {len(parts)} shares, found shape "
-            f"{list(np.shape(shares))}"
-        )
-    shares = [checks.non_negative(f"share {k}", float(share)) for k, share in enumerate(shares)]
-    total = math.fsum(shares)
-    if abs(total - 1) > 1e-6:
-        raise InputError(f"the shares of a mixture must sum to 1, found a sum of {total!r}")
-    return np.asarray(shares) / total
 
 
 def project_psd(matrix_DxD) -> np.ndarray:
@@ -237,9 +218,8 @@ def _symmetric(name: str, matrix_DxD) -> np.ndarray:
     """The matrix in float64, exactly symmetric."""
     matrix_DxD = np.asarray(matrix_DxD, np.float64)
     if matrix_DxD.ndim != 2 or len(set(matrix_DxD.shape)) != 1 or not matrix_DxD.size:
-        raise InputError(
-            f"{name} must have shape [d, d] with d >= 1, found shape {list(matrix_DxD.shape)}"
-        )
+        shape = list(matrix_DxD.shape)
+        raise InputError(f"{name} must have shape [d, d] with d >= 1, found shape {shape}")
     if not np.isfinite(matrix_DxD).all():
         raise InputError(f"{name} must be finite, found an entry that is not finite")
     if np.array_equal(matrix_DxD, matrix_DxD.T):

@@ -66,10 +66,8 @@ class MomentRewards(Checked):
         rows_KxJxD = np.asarray(embeddings_KxJxD, np.float32)
         dimension = self.target.moments.dimension
         if rows_KxJxD.ndim != 3 or rows_KxJxD.shape[-1] != dimension:
-            raise InputError(
-                f"embeddings must be float [prompts, responses, {dimension}] like the clients' "
-                f"embeddings, found {list(rows_KxJxD.shape)}"
-            )
+            what = f"embeddings must be float [prompts, responses, {dimension}] like the clients'"
+            raise InputError(f"{what}, found {list(rows_KxJxD.shape)}")
         # Clipped as the clients' embeddings were.
         rows_KxJxD = clipped(rows_KxJxD, self.target.plan.clip_norm)
         rows_MxD = rows_KxJxD.reshape(-1, dimension)

@@ -91,10 +91,8 @@ class PopriSettings(Checked):
             if self.responses < 2:
                 raise InputError("responses must be at least 2 with the loss 'grpo', found 1")
         elif not 2 <= self.rejected_rank <= self.responses:
-            raise InputError(
-                f"rejected_rank must lie in 2 .. {self.responses}, the number of responses to a "
-                f"prompt, found {self.rejected_rank}"
-            )
+            range_ = f"2 .. {self.responses}, the number of responses to a prompt"
+            raise InputError(f"rejected_rank must lie in {range_}, found {self.rejected_rank}")
 
     @property
     def decoding(self) -> Decoding:
@@ -179,9 +177,8 @@ def popri(
     a round without pairs.
     """
     draws = PublicDraws("popri", seed)
-    model, params = lora.attach(
-        generator.model, generator.params, settings.lora, draws.key("adapters")
-    )
+    key = draws.key("adapters")
+    model, params = lora.attach(generator.model, generator.params, settings.lora, key)
     first, base = adapter_trees.split(params)
 
     def all_steps():
@@ -379,9 +376,6 @@ def _flat(state: PopriState, record: Mapping[str, Any]) -> Arrays:
 def _unflat(arrays: Arrays, like: PopriState) -> tuple[PopriState, dict[str, Any]]:
     leaves, tree = jax.tree.flatten(like)
     state = [jnp.asarray(arrays[f"state.{index}"]) for index in range(len(leaves))]
-    record = {
-        name.removeprefix("record."): value.tolist()
-        for name, value in arrays.items()
-        if name.startswith("record.")
-    }
+    recorded = {name: value for name, value in arrays.items() if name.startswith("record.")}
+    record = {name.removeprefix("record."): value.tolist() for name, value in recorded.items()}
     return jax.tree.unflatten(tree, state), record

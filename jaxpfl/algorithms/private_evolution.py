@@ -75,10 +75,8 @@ class EvolutionSettings(Checked):
 
     def check_fields(self) -> None:
         if self.form == "aug_pe" and self.population % (1 + self.variations):
-            raise InputError(
-                f"population must be a multiple of 1 + variations = {1 + self.variations} in "
-                f"'aug_pe', found {self.population}"
-            )
+            expected = f"a multiple of 1 + variations = {1 + self.variations} in 'aug_pe'"
+            raise InputError(f"population must be {expected}, found {self.population}")
 
     @property
     def selected(self) -> int:
@@ -148,14 +146,11 @@ def private_evolution(
     Metrics of a step, all public: `votes` (float32, the noisy sum of votes).
     """
     if len(texts) != settings.population:
-        raise InputError(
-            f"private evolution starts from population = {settings.population} texts, found "
-            f"{len(texts)}"
-        )
+        what = f"private evolution starts from population = {settings.population} texts"
+        raise InputError(f"{what}, found {len(texts)}")
     if scorer.kind != "nn_histogram":
-        raise InputError(
-            f"private evolution needs a scorer of kind 'nn_histogram', found {scorer.kind!r}"
-        )
+        what = "private evolution needs a scorer of kind 'nn_histogram'"
+        raise InputError(f"{what}, found {scorer.kind!r}")
     draws, width = PublicDraws("private evolution", seed), settings.max_bytes
     first, plan = to_byte_rows(texts, width), scorer.plan
     union = settings.form == "pre_text"

@@ -28,7 +28,7 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.base import Algorithm, answered_once
 from jaxpfl.checked import Checked, NonNegative, PositiveFraction
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
@@ -86,9 +86,9 @@ class PublicStates(NamedTuple):
         mean_LxH = states_NxLxH.mean(axis=0)
         bound_L = np.median(np.linalg.norm(states_NxLxH - mean_LxH, axis=2), axis=0)
         if not (np.isfinite(bound_L) & (bound_L > 0)).all():
+            what = "the hidden states of public texts must be finite and differ in each layer"
             raise InputError(
-                "the hidden states of public texts must be finite and differ in each layer, found "
-                f"median distances from their mean of {bound_L.tolist()}"
+                f"{what}, found median distances from their mean of {bound_L.tolist()}"
             )
         return cls(mean_LxH, bound_L)
 
@@ -138,9 +138,7 @@ def with_differences(
         np.add.at(sum_CxD, owner_N[rows], vectors)
     rows_CxD = public.rows(sum_CxD / np.maximum(sizes_C, 1)[:, None])
     rows_CxD[sizes_C == 0] = 0
-    return clients.with_examples(
-        {DIFFERENCES: rows_CxD}, np.arange(len(clients) + 1, dtype=np.int64)
-    )
+    return clients.with_examples({DIFFERENCES: rows_CxD}, np.arange(len(clients) + 1))
 
 
 def steering(plan: Plan, dimension: int) -> Algorithm:
@@ -152,23 +150,11 @@ def steering(plan: Plan, dimension: int) -> Algorithm:
       plan: its clip norm is 1 and it has one round.
       dimension: of the clients' states; a contribution has one number more.
     """
-    execution = Execution()
-    query = Query(
-        DIFFERENCES,
-        ClientMoment("sum", plan.clip_norm, average=True),
-        plan,
-        CohortSpec(batch_size=1, max_examples=1, clients_per_bucket=32 * execution.replicas),
-        columns=(DIFFERENCES,),
-        execution=execution,
-    )
-
-    def init(key):
-        return jnp.zeros(dimension + 1, jnp.float32)
-
-    def step(state, release, round):
-        return release(query, state).value, {}
-
-    return Algorithm("steered", init, step, (query,))
+    client_fn = ClientMoment("sum", plan.clip_norm, average=True)
+    cohort = CohortSpec(1, 1, clients_per_bucket=32 * Execution().replicas)
+    query = Query(DIFFERENCES, client_fn, plan, cohort, columns=(DIFFERENCES,))
+    origin = jnp.zeros(dimension + 1, jnp.float32)
+    return answered_once("steered", query, origin, origin)
 
 
 def steer(

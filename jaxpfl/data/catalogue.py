@@ -56,10 +56,8 @@ class DataSet:
         """The folder of its files: `given`, or the one that the variable names."""
         named = os.environ.get(self.variable)
         if given is None and not named:
-            raise InputError(
-                f"{self.name}: the environment variable {self.variable} is not set, which names "
-                f"the folder for it: export {self.variable}=FOLDER, or give --folder FOLDER"
-            )
+            what = f"{self.name}: the environment variable {self.variable}, its folder, is not set"
+            raise InputError(f"{what}: export {self.variable}=FOLDER, or give --folder FOLDER")
         return files.user_path(given or named or "")
 
     def holds(self, source: str) -> bool:
@@ -67,9 +65,8 @@ class DataSet:
         head = source.partition("?")[0]
         if not self.variable:
             return head.partition(":")[0] in self.files
-        return head.removesuffix(".lzma") in {
-            f"${self.variable}/{file}" for file in (*self.files, *self.converted)
-        }
+        own = (f"${self.variable}/{file}" for file in (*self.files, *self.converted))
+        return head.removesuffix(".lzma") in own
 
     def state(self) -> str:
         """Whether it is available, in a few words; asks no network."""

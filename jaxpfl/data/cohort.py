@@ -108,10 +108,8 @@ class CohortSpec(Checked):
     @property
     def rungs(self) -> tuple[int, ...]:
         """The ladder: `max_steps` and, where that is more than four, a quarter of it.
-
         Each rung is a program to trace, check and compile, while padding steps take memory but are
-        not run: two are enough for many steps, and one for few.
-        """
+        not run: two are enough for many steps, and one for few."""
         most = self.max_steps
         return (most,) if self.one_shape or most <= _FEW_STEPS else (-(-most // 4), most)
 
@@ -185,18 +183,14 @@ class Cohort:
         steps = epochs * -(-used // spec.batch_size)
         # Ties by index: the order in which the cohort was given changes nothing.
         largest_first = np.lexsort((chosen, -used, -steps))
-        chosen, keys, epochs, steps = (
-            array_C[largest_first] for array_C in (chosen, keys, epochs, steps)
-        )
+        by_client = [array_C[largest_first] for array_C in (chosen, keys, epochs, steps)]
         capacity, rungs, packed = spec.capacity, spec.rungs, len(self._slots)
         for start in range(0, len(chosen), capacity):
             # The largest client of all blocks decides, so that every process packs one shape.
-            rung = next(rung for rung in rungs if rung >= steps[start])
+            rung = next(rung for rung in rungs if rung >= by_client[-1][start])
             there = self._here < len(chosen) - start
             here, slots = start + self._here[there], self._slots[there]
-            clients_b, keys_b, epochs_b, steps_b = (
-                array_C[here] for array_C in (chosen, keys, epochs, steps)
-            )
+            clients_b, keys_b, epochs_b, steps_b = (array_C[here] for array_C in by_client)
 
             mask = np.zeros((packed, rung * spec.batch_size), bool)
             rows = np.zeros((packed, rung * spec.batch_size), np.int64)
@@ -206,13 +200,9 @@ class Cohort:
             client, epoch = np.nonzero(np.arange(spec.epochs) < epochs_b[single_b, None])
             places = slots[single_b][client], epoch * spec.batch_size
             mask[places], rows[places] = True, offsets[clients_b[single_b]][client]
-            for slot, client, words, size, passes in zip(
-                *(
-                    array_b[sizes_b > 1]
-                    for array_b in (slots, clients_b, keys_b, sizes_b, epochs_b)
-                ),
-                strict=True,
-            ):
+            by_client_b = (slots, clients_b, keys_b, sizes_b, epochs_b)
+            others = [array_b[sizes_b > 1] for array_b in by_client_b]
+            for slot, client, words, size, passes in zip(*others, strict=True):
                 generator = _generator(_EXAMPLES, (self.seed, self.round), words)
                 # For a large client, the cost depends on the cap and not on the client's size.
                 subset = generator.choice(size, min(size, spec.max_examples), replace=False)

@@ -2,7 +2,7 @@
 
 A column is one or two buffers: its values; or the edges of its texts or sequences, int64, the first
 of them 0, and the values that they divide. A buffer's root follows from its blocks (see
-`data.blocks`), and a hash of columns from the roots, so that stored columns need not be read.
+`data.mapped`), and a hash of columns from the roots, so that stored columns need not be read.
 """
 
 import hashlib
@@ -12,9 +12,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.data.blocks import BlockHashes
 from jaxpfl.data.columns import Column, describe, is_numeric, read, text_buffers
-from jaxpfl.data.mapped import Mapped, MappedText, origin_of
+from jaxpfl.data.mapped import BlockHashes, Mapped, MappedText, origin_of
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
 

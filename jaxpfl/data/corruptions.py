@@ -38,10 +38,8 @@ def invert_pixels(
     images = np.asarray(population.columns.get("image", ()))
     kind = images.dtype.kind
     if images.ndim != 4 or (kind != "f" and images.dtype != np.uint8):
-        raise InputError(
-            "invert_pixels needs a column 'image' of uint8 or float images [H, W, C], found "
-            f"{population.column_types()}"
-        )
+        expected = "invert_pixels needs a column 'image' of uint8 or float images [H, W, C]"
+        raise InputError(f"{expected}, found {population.column_types()}")
     # NaN passes: the contribution of a client with NaN is later set to zero.
     if kind == "f" and (np.any(images < 0) or np.any(images > 1)):
         raise InputError("column 'image' must hold float images in 0 .. 1, found other values")
@@ -66,10 +64,8 @@ def concatenate_first_words(population: Population, probability: float, seed: in
     chosen = example_uniforms("concatenated words", seed, ids, offsets) < probability
     words = population.columns.get("words")
     if words is None or isinstance(words, np.ndarray):
-        raise InputError(
-            "concatenate_first_words needs a text column 'words' of separated words, found "
-            f"{population.column_types()}"
-        )
+        expected = "concatenate_first_words needs a text column 'words' of separated words"
+        raise InputError(f"{expected}, found {population.column_types()}")
     # Called by name: Arrow creates these functions at import, so that type checkers miss them.
     once = pc.ReplaceSubstringOptions(WORD_SEPARATOR, " ", max_replacements=1)
     joined = pc.call_function("replace_substring", [words], once)

@@ -57,9 +57,8 @@ def place_in_client(offsets: np.ndarray) -> np.ndarray:
 def _client_words(purpose: str, seed: int, client_ids: pa.Array) -> np.ndarray:
     """64 random bits for each client, uint64 [clients]."""
     start = f"{purpose} {checks.non_negative_int('seed', seed)} "
-    words = [
-        hashlib.sha256(f"{start}{id_}".encode()).digest()[:8] for id_ in client_ids.to_pylist()
-    ]
+    addresses = (f"{start}{id_}".encode() for id_ in client_ids.to_pylist())
+    words = [hashlib.sha256(address).digest()[:8] for address in addresses]
     return np.frombuffer(b"".join(words), ">u8").astype(np.uint64)
 
 

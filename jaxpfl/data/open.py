@@ -32,10 +32,10 @@
     FOLDER                                 what Population.save or `jaxpfl convert` wrote
 
 A path may begin with ~ or contain $NAME, an environment variable. With `split`, an example of a
-text file is a sentence, paragraph or line (see `readers.prose`), and min_examples counts these; for
-TensorFlow Federated's files it names the part to read. With `min_examples=5`, clients with fewer
-examples become empty but remain clients, because how many they are follows from private data. A
-comma inside the name of a field is %2C.
+text file is a sentence, paragraph or line (see `readers.plain_text`), and min_examples counts
+these; for TensorFlow Federated's files it names the part to read. With `min_examples=5`, clients
+with fewer examples become empty but remain clients, because how many they are follows from private
+data. A comma inside the name of a field is %2C.
 
 Data without clients is dealt to made-up ones: PATH.npz?client=*&partition=dirichlet&clients=100
 &by=label&alpha=0.3&seed=0, see `data.partitions` for the other schemes and their settings.
@@ -63,15 +63,13 @@ from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.compressed import PACKED
 from jaxpfl.data.readers.embedded import read_digits, read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, Read, population_of, stream_of
-from jaxpfl.data.readers.prose import PIECES
+from jaxpfl.data.readers.plain_text import PIECES
 from jaxpfl.data.readers.tff_examples import SCHEMAS
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError, named
 
 # Usual names of the field of texts on the hub, tried in this order unless an option names it.
 _HUB_TEXTS = ("text", "data", "abstract")
-
-
 _TEXT: Options = {"split": PIECES, "min_examples": int}
 _TABLE: Options = {
     **dict.fromkeys(("client", "label"), str),
@@ -89,11 +87,7 @@ _KINDS: dict[str, Options] = {
     "saved": {"part": str, **_TABLE},
     "images": {"classes": names, **dict.fromkeys(("size", "channels", "min_examples"), int)},
     "leaf": {"min_examples": int},
-    "npz": {
-        **dict.fromkeys(("client", *IMAGE_COLUMNS), str),
-        "columns": names,
-        "min_examples": int,
-    },
+    "npz": dict.fromkeys(("client", *IMAGE_COLUMNS), str) | {"columns": names, "min_examples": int},
     "text": {**_TEXT, "encoding": encoding},
     "tff": {"dataset": str, "split": str, "min_examples": int},
     "folder": {},
@@ -199,26 +193,23 @@ def _kind_of(place: Path, has_options: bool) -> str:
 
 def _options(source: _Source) -> dict[str, Any]:
     """The options as the reader's arguments; a source that no reader reads is refused."""
-    if not source.word:
-        _require_readable(source)
-    return typed(source.what, source.options, _KINDS[source.kind])
-
-
-def _require_readable(source: _Source) -> None:
+    if source.word:
+        return typed(source.what, source.options, _KINDS[source.kind])
     if isinstance(source.given, str):
         expanded(source.head)  # refuses variables that are not set
     if source.kind == "folder" and not storage.is_stored(source.place):
-        raise InputError(
-            f"{source.what}: a folder without a manifest, expected one made by Population.save or "
-            "`jaxpfl convert`; of a folder of tables, name the field of clients, as in "
-            f"{source.head}?client=FIELD; images are CLIENT/IMAGE.png in it"
+        what = (
+            "a folder without a manifest, expected one made by Population.save or `jaxpfl convert`"
         )
+        hint = f"of a folder of tables, name the field of clients, as in {source.head}?client=FIELD"
+        raise InputError(f"{source.what}: {what}; {hint}; images are CLIENT/IMAGE.png in it")
     data_set = holding(str(source.given))
     if not source.kind and (source.place.exists() or not data_set):
         raise _unknown(source)
     if not source.exists:
         hint = f"; `jaxpfl data get {data_set}` fetches it, or says how to make it"
         raise InputError(f"{source.what}: {files.missing(source.place)}{hint if data_set else ''}")
+    return typed(source.what, source.options, _KINDS[source.kind])
 
 
 def _unknown(source: _Source) -> InputError:
@@ -263,17 +254,6 @@ def fields_of(source: str) -> dict[str, list[str]]:
     return {n: [names] if isinstance(names, str) else [*names] for n, names in wanted.items()}
 
 
-def _of_rows(
-    kind: str, options: dict[str, Any], fields: Mapping[str, Any], by_client: bool
-) -> dict[str, Any]:
-    """The options for a table's rows without labels; see `open`."""
-    if kind not in ("table", "saved", "huggingface", "npz"):
-        return options
-    if not {*_READ} & {*options}:
-        options |= {name: tuple(fields[name]) for name in _READ if fields.get(name)}
-    return {**options, "label": None} | ({} if by_client else {"client": EACH_ROW})
-
-
 def open(
     source: str | Path | Population,
     *,
@@ -300,8 +280,10 @@ def open(
         raise InputError(f"a source must be a path or a string, found {actual}")
     parsed = _parsed(source)
     options = _options(parsed)
-    if rows is not None:
-        options = _of_rows(parsed.kind, options, rows, by_client)
+    if rows is not None and parsed.kind in ("table", "saved", "huggingface", "npz"):
+        if not {*_READ} & {*options}:
+            options |= {name: tuple(rows[name]) for name in _READ if rows.get(name)}
+        options |= {"label": None} | ({} if by_client else {"client": EACH_ROW})
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
     population = _read(parsed, options, public)
     if parsed.scheme is not None:

@@ -12,9 +12,8 @@ def encoding(name: str) -> str:
     try:
         "".encode(name)
     except LookupError:
-        raise InputError(
-            f"a source's encoding must be one that Python knows, such as latin-1, found {name!r}"
-        ) from None
+        expected = "a source's encoding must be one that Python knows, such as latin-1"
+        raise InputError(f"{expected}, found {name!r}") from None
     return name
 
 

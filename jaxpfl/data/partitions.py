@@ -75,11 +75,9 @@ class Dirichlet(Scheme):
             sizes_LxC = np.diff(ends_LxC, axis=1, prepend=0)
             if sizes_LxC.sum(axis=0).min() >= self.min_examples:
                 return _by_label(label_N, sizes_LxC, generator)
-        raise InputError(
-            f"partition: none of {_TRIES} draws of Dirichlet(alpha = {self.alpha:g}) gave each of "
-            f"{self.clients} clients at least {self.min_examples} examples: raise alpha, or lower "
-            "clients or min_examples"
-        )
+        gave = f"gave each of {self.clients} clients at least {self.min_examples} examples"
+        what = f"none of {_TRIES} draws of Dirichlet(alpha = {self.alpha:g}) {gave}"
+        raise InputError(f"partition: {what}: raise alpha, or lower clients or min_examples")
 
 
 @dataclass(frozen=True)
@@ -99,21 +97,16 @@ class Pathological(Scheme):
         _require_examples(population, self.clients)
         labels, label_N = _labels(population, self.by)
         if not self.labels <= labels <= self.labels * self.clients:
-            raise InputError(
-                f"partition: {self.clients} clients with {self.labels} labels each cannot share "
-                f"column {self.by!r}, which has {labels} labels: expected labels of a client <= "
-                "labels in all <= clients x labels of a client"
-            )
+            what = f"{self.clients} clients with {self.labels} labels each cannot share column"
+            limits = "expected labels of a client <= labels in all <= clients x labels of a client"
+            raise InputError(f"partition: {what} {self.by!r} of {labels} labels: {limits}")
         generator, counts_L = self._generator(), np.bincount(label_N)
         for _ in range(_TRIES // 10):
             sizes_LxC = self._sizes(counts_L, generator)
             if sizes_LxC.any(axis=0).all():
                 return _by_label(label_N, sizes_LxC, generator)
-        raise InputError(
-            f"partition: no draw of {self.labels} labels for each of {self.clients} clients gave "
-            "every client an example, expected more examples of each label: lower clients, or "
-            "raise labels"
-        )
+        draws = f"no draw of {self.labels} labels for each of {self.clients} clients gave every"
+        raise InputError(f"partition: {draws} client an example: lower clients, or raise labels")
 
     def _sizes(self, counts_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """How many examples of each label each client has in one draw, int64 [labels, clients]."""
@@ -148,9 +141,8 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
         there are too few examples.
     """
     if not isinstance(scheme, Scheme):
-        raise InputError(
-            f"scheme must be one of jaxpfl.data.Iid, Dirichlet and Pathological, found {scheme!r}"
-        )
+        expected = "scheme must be one of jaxpfl.data.Iid, Dirichlet and Pathological"
+        raise InputError(f"{expected}, found {scheme!r}")
     if not isinstance(examples, Population):
         checks.instance("examples", examples, Mapping, "a Population or columns by name")
         length = len(next(iter(examples.values()), ()))
@@ -158,11 +150,8 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
         examples = from_rows(np.arange(length), ids, examples, name="in memory", unit="example")
     # A plan protects each new client, but not an old one that was split among several of them.
     if np.any(examples.sizes() > 1):
-        raise InputError(
-            f"the examples of {examples.name!r} have clients of their own, which a partition would "
-            "tear apart: use them as they are, or read the source with client=*, which makes each "
-            "example a client"
-        )
+        what = f"the examples of {examples.name!r} have clients of their own, which a partition"
+        raise InputError(f"{what} would tear apart: use them as they are, or read with client=*")
     ids = [f"client {index}" for index in range(scheme.clients)]
     name, unit = f"{examples.name} [{scheme}]", f"made-up client of {examples.unit}s"
     return from_rows(scheme.deal(examples), ids, examples.columns, name=name, unit=unit)
@@ -171,19 +160,16 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
 def _require_examples(population: Population, least: int) -> None:
     if population.num_examples < least:
         # The message leaves the number out: how many examples a population has is private.
-        raise InputError(
-            f"partition: so many clients need {least} examples, and {population.name!r} has fewer"
-        )
+        expected = f"so many clients need {least} examples"
+        raise InputError(f"partition: {expected}, and {population.name!r} has fewer")
 
 
 def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:
     """How many values a column has, and the index of each example's, int64 [examples]."""
     column = np.asarray(population.columns.get(by, 0))
     if column.ndim != 1:
-        raise InputError(
-            f"partition: needs a column {by!r} with one value for each example, found "
-            f"{population.column_types()}"
-        )
+        expected = f"needs a column {by!r} with one value for each example"
+        raise InputError(f"partition: {expected}, found {population.column_types()}")
     # Sorted, so that the order of the examples does not matter.
     values, index_N = np.unique(column, return_inverse=True)
     return len(values), index_N

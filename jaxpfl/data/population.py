@@ -27,7 +27,7 @@ from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.errors import CorruptFile, InputError, named
 
 if TYPE_CHECKING:
-    from jaxpfl.data.stream import Batch, Stream
+    from jaxpfl.data.stream import Stream
 
 _BLOCK = 2**20
 _EXAMPLES = 2**15  # of a batch
@@ -90,23 +90,19 @@ class Population:
     def __post_init__(self) -> None:
         offsets = np.asarray(self.offsets)
         if offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
-            raise InputError(
-                f"offsets must be whole numbers [clients + 1], found {describe(offsets)}"
-            )
+            actual = describe(offsets)
+            raise InputError(f"offsets must be whole numbers [clients + 1], found {actual}")
         offsets = offsets.astype(np.int64).view()
         offsets.flags.writeable = False
         if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
             raise InputError("offsets must start at 0 and never decrease")
-        columns = {
-            name: as_column(f"column {name!r}", values) for name, values in self.columns.items()
-        }
+        columns = {n: as_column(f"column {n!r}", values) for n, values in self.columns.items()}
         if not columns:
             raise InputError("a population needs at least one column, found none")
         for name, column in columns.items():
             if len(column) != offsets[-1]:
-                raise InputError(
-                    f"column {name!r} has {len(column)} examples, the offsets say {offsets[-1]}"
-                )
+                what = f"column {name!r} has {len(column)} examples"
+                raise InputError(f"{what}, the offsets say {offsets[-1]}")
         ids = self.client_ids
         if not isinstance(ids, pa.Array):
             ids = text_array(list(ids))
@@ -150,9 +146,7 @@ class Population:
     @property
     def content(self) -> str:
         """SHA-256 (hex) of columns and offsets, but not of ids, however they are stored.
-
-        PRIVATE: a guess of the data can be tested against it. The first use hashes all columns.
-        """
+        PRIVATE: a guess of the data can be tested against it. The first use hashes all columns."""
         return self._content.sha256()
 
     @property
@@ -178,9 +172,8 @@ class Population:
         """`columns[name]`, with an `InputError` if there is no such column."""
         if name not in self.columns:
             names = ", ".join(map(repr, self.columns))
-            raise InputError(
-                f"population {self.name!r} must have a column {name!r}, found columns {names}"
-            )
+            expected = f"population {self.name!r} must have a column {name!r}"
+            raise InputError(f"{expected}, found columns {names}")
         return self.columns[name]
 
     def examples(self, client: int) -> dict[str, Column]:
@@ -213,10 +206,8 @@ class Population:
 
     def with_min_examples(self, n: int) -> "Population":
         """The same clients, where those with fewer than `n` examples have none.
-
         They remain clients, because the number of clients is public, and how many of them have few
-        examples is private. An empty client is sampled like the others and contributes zero.
-        """
+        examples is private. An empty client is sampled like the others and contributes zero."""
         n, sizes = checks.positive_int("n", n), self.sizes()
         enough = np.repeat(sizes >= n, sizes)
         return self.keeping(enough, f"{self.name} [examples of clients with at least {n}]")
@@ -251,29 +242,23 @@ class Population:
 
     def with_columns(self, columns: Mapping[str, Any]) -> "Population":
         """The same clients with other columns of the same length, such as tokens of their texts.
-
         The fingerprint stays, because a release of values computed from a client's data must be
-        charged to that client's ledger.
-        """
+        charged to that client's ledger."""
         return self._derive(columns, self.offsets, self.client_ids, self.name)
 
     def with_examples(
         self, columns: Mapping[str, Any], offsets: np.ndarray, name: str | None = None
     ) -> "Population":
         """The same clients with other examples made of their own, such as their rare words.
-
         The fingerprint stays, as in `with_columns`, and so does the number of clients: one that has
-        no examples left remains.
-        """
+        no examples left remains."""
         if len(offsets) != len(self.offsets):
             raise InputError(f"{len(offsets) - 1} clients in offsets, expected {len(self)}")
         return self._derive(columns, offsets, self.client_ids, name or self.name)
 
     def keeping(self, kept: np.ndarray, name: str | None = None) -> "Population":
         """The same clients with only the examples where `kept`, bool [examples], is true.
-
-        A client that keeps none remains, because how many keep some is private.
-        """
+        A client that keeps none remains, because how many keep some is private."""
         kept = one_per_example(self, "kept", kept)
         rows = np.flatnonzero(kept)
         columns = {name: take(column, rows) for name, column in self._stored.items()}
@@ -289,20 +274,18 @@ class Population:
 
     def stream(self) -> "Stream":
         """The population batch by batch; what is mapped is read as far as the batch."""
-        from jaxpfl.data.stream import Stream
+        from jaxpfl.data.stream import Batch, Stream
+
+        def batches() -> Iterator[Batch]:
+            ids, sizes, seen = self.client_ids, self.sizes(), 0
+            for start in range(0, max(self.num_examples, 1), _EXAMPLES):
+                rows = slice(start, min(start + _EXAMPLES, self.num_examples))
+                done = int(np.searchsorted(self.offsets[1:], rows.stop, "right"))
+                yield Batch(self.rows(rows), ids[seen:done].to_pylist(), sizes[seen:done].tolist())
+                seen = done
 
         described = (self.name, self.unit, self.splitting, self.fingerprint)
-        return Stream(self._batches(), self.num_examples, *described)
-
-    def _batches(self) -> "Iterator[Batch]":
-        from jaxpfl.data.stream import Batch
-
-        ids, sizes, seen = self.client_ids, self.sizes(), 0
-        for start in range(0, max(self.num_examples, 1), _EXAMPLES):
-            rows = slice(start, min(start + _EXAMPLES, self.num_examples))
-            done = int(np.searchsorted(self.offsets[1:], rows.stop, "right"))
-            yield Batch(self.rows(rows), ids[seen:done].to_pylist(), sizes[seen:done].tolist())
-            seen = done
+        return Stream(batches(), self.num_examples, *described)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Population":
@@ -384,10 +367,8 @@ def one_per_example(population: Population, name: str, values: Any) -> np.ndarra
     array = np.asarray(values)
     if array.dtype != bool or array.shape != (population.num_examples,):
         # The message leaves the number out: how many examples a selection has is private.
-        raise InputError(
-            f"{name} must be one boolean for each example, found {array.ndim} axes of {array.dtype}"
-            " or another length"
-        )
+        actual = f"{array.ndim} axes of {array.dtype} or another length"
+        raise InputError(f"{name} must be one boolean for each example, found {actual}")
     return array
 
 

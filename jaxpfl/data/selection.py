@@ -96,15 +96,13 @@ def examples_of_slice(population: Population, column: str, value: str) -> np.nda
     The column has one number or text for each example, such as its class or the client's country;
     `value` is as text.
     """
-    held = population.columns.get(column)
-    if held is not None and not isinstance(held, np.ndarray):
-        held = held.to_numpy(zero_copy_only=False)
-    if held is None or held.ndim != 1:
-        raise InputError(
-            f"expected a column {column!r} with one value for each example, found "
-            f"{population.column_types()}"
-        )
-    return held.astype(str) == value
+    values = population.columns.get(column)
+    if values is not None and not isinstance(values, np.ndarray):
+        values = values.to_numpy(zero_copy_only=False)
+    if values is None or values.ndim != 1:
+        expected = f"a column {column!r} with one value for each example"
+        raise InputError(f"expected {expected}, found {population.column_types()}")
+    return values.astype(str) == value
 
 
 def _count_by_client(population: Population, chosen: np.ndarray) -> np.ndarray:

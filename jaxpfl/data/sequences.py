@@ -41,10 +41,8 @@ class Sequences:
 
     def __post_init__(self) -> None:
         if self.values.dtype not in (np.uint16, np.uint32) or self.values.ndim != 1:
-            raise InputError(
-                f"sequences must have ids uint16 or uint32, found {self.values.dtype} with "
-                f"{self.values.ndim} axes"
-            )
+            actual = f"{self.values.dtype} with {self.values.ndim} axes"
+            raise InputError(f"sequences must have ids uint16 or uint32, found {actual}")
         edges = self.edges
         if edges.dtype != np.int64 or edges.ndim != 1 or not len(edges):
             raise InputError("the edges of sequences must be int64 [sequences + 1]")

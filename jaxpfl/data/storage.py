@@ -1,7 +1,7 @@
 """A population on disk: a file for each buffer of its columns, and a manifest; mapped when read.
 
     FOLDER/manifest.json                format, columns, the size of each buffer and the SHA-256 of
-                                        every block of it (see `data.blocks`); hashes of the
+                                        every block of it (see `data.mapped`); hashes of the
                                         content, of the source and of the manifest itself
     FOLDER/0.values, 1.values, ...      the values of each column, the bytes of its texts (UTF-8),
                                         or its token ids, one after the other, little-endian
@@ -32,10 +32,10 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import files
-from jaxpfl.data import blocks
+from jaxpfl.data import mapped
 from jaxpfl.data.columns import Column, as_column, text_array
 from jaxpfl.data.content import Growing, buffer_names, hash_of, type_of
-from jaxpfl.data.mapped import Mapped, MappedText
+from jaxpfl.data.mapped import Blocks, Mapped, MappedText
 from jaxpfl.data.sequences import Sequences
 from jaxpfl.data.stream import Encoder, Stream
 from jaxpfl.errors import CorruptFile, InputError
@@ -121,9 +121,8 @@ def write(
                     _append(texts, parts)
                 if not isinstance(parts.get("text"), pa.Array):
                     listed = ", ".join(map(repr, parts)) or "none"
-                    raise InputError(
-                        f"{stream.name} must have a column 'text' to tokenise, found {listed}"
-                    )
+                    what = "must have a column 'text' to tokenise"
+                    raise InputError(f"{stream.name} {what}, found {listed}")
                 parts = {_TOKENS: encoder.sequences(parts["text"])}
             columns = columns or {
                 name: growing(partial / str(place), column)
@@ -153,7 +152,7 @@ def write(
                 for name, column in columns.items()
             },
             **{name: column.synced() for name, column in of_clients.items()},
-            "block_bytes": blocks.BLOCK,
+            "block_bytes": mapped.BLOCK,
             # The text's fingerprint, so that texts and tokens are charged to the same ledger.
             "fingerprint": stream.fingerprint or (_hash(texts, offsets) if encoder else content),
             "content": content,
@@ -180,9 +179,8 @@ def _new(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(
-                f"{partial}: another process is writing here; wait for it, or choose another folder"
-            ) from None
+            what = "another process is writing here; wait for it, or choose another folder"
+            raise InputError(f"{partial}: {what}") from None
         try:
             for left in partial.iterdir():
                 if left.is_dir():
@@ -213,10 +211,8 @@ def _hash(columns: Mapping[str, Growing], offsets: np.ndarray) -> str:
 def read(folder: Path) -> Stored:
     """Maps a stored population into memory, after checking all but the blocks of its columns."""
     if not is_stored(folder):
-        raise InputError(
-            f"{folder} holds no {_MANIFEST}: expected one that Population.save or `jaxpfl convert` "
-            "made"
-        )
+        expected = "expected one that Population.save or `jaxpfl convert` made"
+        raise InputError(f"{folder} holds no {_MANIFEST}: {expected}")
     manifest = _read_manifest(folder / _MANIFEST)
     clients, examples = manifest["clients"], manifest["examples"]
 
@@ -265,7 +261,7 @@ def _column(stem: Path, what: str, stored: Mapping[str, Any], examples: int) -> 
     return MappedText(first, values) if texts else Sequences(values, first, encoding)
 
 
-def _mapped(path: Path, what: str, stored: Mapping[str, Any]) -> blocks.Blocks:
+def _mapped(path: Path, what: str, stored: Mapping[str, Any]) -> Blocks:
     if not path.is_file():
         raise CorruptFile(f"{path} is missing")
     size = path.stat().st_size
@@ -276,14 +272,14 @@ def _mapped(path: Path, what: str, stored: Mapping[str, Any]) -> blocks.Blocks:
         sums = [bytes.fromhex(text[at : at + _HEX]) for at in range(0, len(text), _HEX)]
     except ValueError:
         sums = []
-    if len(sums) != -(-size // blocks.BLOCK):
+    if len(sums) != -(-size // mapped.BLOCK):
         raise CorruptFile(f"{path}: its manifest states no SHA-256 of each of its blocks")
     # An empty file cannot be mapped.
     content = np.asarray(np.memmap(path, np.uint8, "r")) if size else np.zeros(0, np.uint8)
-    return blocks.Blocks(path, what, content, sums)
+    return Blocks(path, what, content, sums)
 
 
-def _numbers(buffer: blocks.Blocks, dtype: str, example: tuple[int, ...] = ()) -> Mapped:
+def _numbers(buffer: Blocks, dtype: str, example: tuple[int, ...] = ()) -> Mapped:
     size, row_bytes = len(buffer.unverified), np.dtype(dtype).itemsize * math.prod(example)
     if size % row_bytes:
         raise buffer.unfit("its size is not that of whole examples")
@@ -295,14 +291,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if manifest.pop("sha256") != _own_sha256(manifest):
         raise CorruptFile(f"{path} was altered: its SHA-256 is not the one it states")
     if manifest.get("format") != _FORMAT:
+        actual = manifest.get("format")
         raise InputError(
-            f"{path} is of format {manifest.get('format')!r}, expected {_FORMAT!r}: convert its "
-            "source anew"
+            f"{path} is of format {actual!r}, expected {_FORMAT!r}: convert its source anew"
         )
     # The hash protects against accidents alone: its maker can compute it, so all is checked.
     files.record_of(manifest, str(path), _FIELDS)
     sizes = manifest["clients"], manifest["examples"]
-    if not (0 <= min(sizes) <= max(sizes) < 2**62) or manifest["block_bytes"] != blocks.BLOCK:
+    if not (0 <= min(sizes) <= max(sizes) < 2**62) or manifest["block_bytes"] != mapped.BLOCK:
         raise CorruptFile(f"{path}: states numbers that no population has")
     buffers = {_OFFSETS: manifest[_OFFSETS], _IDS: manifest[_IDS]}
     for name, stored in manifest["columns"].items():
@@ -324,9 +320,8 @@ def _check_type(type_: Any, where: str) -> None:
     else:
         whole = all(type(size) is int and size > 0 for size in shape)
         # No example is so large that its bytes cannot be counted.
-        valid = (dtype in _NUMBERS and whole and len(shape) < 32 and math.prod(shape) < 2**40) or (
-            dtype == "text" and not shape
-        )
+        small = whole and len(shape) < 32 and math.prod(shape) < 2**40
+        valid = (dtype in _NUMBERS and small) or (dtype == "text" and not shape)
     if not valid:
         raise CorruptFile(f"{where}: its type is none that a population has")
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from jaxpfl.models.gan import GAN as GAN
     from jaxpfl.models.gan import sample_images as sample_images
     from jaxpfl.models.mlp import MLP as MLP
-    from jaxpfl.models.multi_label import MultiLabelResNet as MultiLabelResNet
     from jaxpfl.models.own import OwnModel as OwnModel
     from jaxpfl.models.own import from_flax as from_flax
     from jaxpfl.models.own import from_functions as from_functions
     from jaxpfl.models.recurrent import LSTMLanguageModel as LSTMLanguageModel
+    from jaxpfl.models.resnet import MultiLabelResNet as MultiLabelResNet
     from jaxpfl.models.resnet import ResNet as ResNet
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

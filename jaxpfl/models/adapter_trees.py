@@ -9,14 +9,11 @@ _LEAVES = ("a", "b")
 
 def split(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
     """Adapters {projection: {"a", "b"}}, and the parameters without them."""
-    layers = params["layers"]
-    adapters = {
-        name: {leaf: part[leaf] for leaf in _LEAVES} for name, part in layers.items() if "a" in part
-    }
-    base = {
-        name: {leaf: value for leaf, value in part.items() if leaf not in _LEAVES}
-        for name, part in layers.items()
-    }
+    adapters, base = {}, {}
+    for name, part in params["layers"].items():
+        base[name] = {leaf: value for leaf, value in part.items() if leaf not in _LEAVES}
+        if "a" in part:
+            adapters[name] = {leaf: part[leaf] for leaf in _LEAVES}
     return adapters, dict(params) | {"layers": base}
 
 

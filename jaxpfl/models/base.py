@@ -197,10 +197,8 @@ def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: in
     column = columns[name]
     has_values = isinstance(column, np.ndarray) or hasattr(column, "located")
     if has_values and len(column) and column.max() >= limit:
-        raise InputError(
-            f"the model has {setting} = {limit}, so {name!r} must hold 0 .. {limit - 1}, but the "
-            "data has larger values"
-        )
+        expected = f"the model has {setting} = {limit}, so {name!r} must hold 0 .. {limit - 1}"
+        raise InputError(f"{expected}, but the data has larger values")
 
 
 def split(module: nnx.Module) -> tuple[nnx.GraphDef, Params]:

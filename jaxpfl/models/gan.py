@@ -188,10 +188,8 @@ class GAN(Checked):
         super().__post_init__()
         check_images(self.image_shape)
         if any(size % 4 for size in self.image_shape[:2]):
-            raise InputError(
-                "image_shape: height and width must be multiples of 4, found "
-                f"{self.image_shape[0]} x {self.image_shape[1]}"
-            )
+            actual = f"{self.image_shape[0]} x {self.image_shape[1]}"
+            raise InputError(f"image_shape: sides must be multiples of 4, found {actual}")
 
     def scaled(self, features: int) -> int:
         """The number of channels or units at this width, for the paper's number `features`."""
@@ -205,10 +203,8 @@ class GAN(Checked):
     def init(self, key: Array) -> Params:
         """{"generator", "critic"}: Glorot-uniform kernels, variances of one, all else zero."""
         generator_key, critic_key = jax.random.split(key)
-        return {
-            "generator": split(Generator(self, generator_key))[1],
-            "critic": split(Critic(self, critic_key))[1],
-        }
+        generator, critic = Generator(self, generator_key), Critic(self, critic_key)
+        return {"generator": split(generator)[1], "critic": split(critic)[1]}
 
     def draw_noise(self, key: Array, batch: int) -> Array:
         """The generator's input: standard normal, float32 [batch, noise]."""
@@ -222,10 +218,8 @@ class GAN(Checked):
         self, critic: Params, image_GxBxHxWxC: Array, real_B: Array
     ) -> tuple[Array, Statistics]:
         """Scores [G, B] of G batches, and each batch's statistics [G, F] (mean, variance).
-
         The images are finite float32 in [-1, 1]. `real_B` is True for the rows that count, which
-        are the same in all batches.
-        """
+        are the same in all batches."""
         return nnx.merge(self._graphdefs[1], critic)(image_GxBxHxWxC, real_B)
 
     def critic_loss(
@@ -288,15 +282,11 @@ def with_statistics(critic: Params, statistics: Statistics) -> Params:
 
 def sample_images(gan: GAN, params: Params, key: Array, number: int) -> np.ndarray:
     """Draws float32 images [number, H, W, C] in 0 .. 1, where 0 is paper and 1 is ink.
-
     Images are drawn and normalised in blocks of 64, each with a key of its own: the first images do
-    not depend on `number`. Of `params` only "generator" is read.
-    """
+    not depend on `number`. Of `params` only "generator" is read."""
     blocks = -(-checks.positive_int("number", number) // _DRAWN_TOGETHER)
-    drawn = [
-        np.asarray(_drawn_block(gan, params["generator"], jax.random.fold_in(key, block)))
-        for block in range(blocks)
-    ]
+    keys = (jax.random.fold_in(key, block) for block in range(blocks))
+    drawn = [np.asarray(_drawn_block(gan, params["generator"], own)) for own in keys]
     return np.concatenate(drawn)[:number]
 
 
@@ -308,11 +298,8 @@ def _drawn_block(gan: GAN, generator: Params, key: Array) -> Array:
 
 
 def _decay(params: Params) -> Array:
-    squares = [
-        jnp.sum(jnp.square(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if path[-1].key == "kernel"
-    ]
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    squares = [jnp.sum(jnp.square(leaf)) for path, leaf in leaves if path[-1].key == "kernel"]
     return jnp.float32(0.5 * WEIGHT_DECAY) * sum(squares, jnp.float32(0))
 
 

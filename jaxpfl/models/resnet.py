@@ -8,9 +8,15 @@ the images, which the first convolution and its pool have reduced to a quarter o
 
 Images are cropped and standardised, (x - mean) / max(deviation, 1 / sqrt(values)), each by itself.
 While a client trains, the crop is random and half of the images are flipped, anew in every step.
+
+`MultiLabelResNet` is ResNet-18 as torchvision has it, whose norms follow its convolutions, for
+images of several labels: the model of FLAIR's benchmark, as pfl-research trains it (Granqvist et
+al. 2024, `multi_label_cnn`). Weights of ImageNet (`checkpoints.torchvision_files`) come with frozen
+batch norm, whose statistics no client changes or sends; without them there is group norm.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -21,7 +27,7 @@ from jax import Array, lax
 
 from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Classifier, NetworkModel, Params
+from jaxpfl.models.base import Batch, Classifier, Metrics, NetworkModel, Params
 from jaxpfl.models.layers.convolution import check_images
 from jaxpfl.models.layers.initial import he_normal, normal
 
@@ -67,10 +73,8 @@ class Convolution(nnx.Module):
         self.pads: Any = ((size // 2, size // 2),) * 2 if even else "SAME"
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        strides, pads, order = self.stride, self.pads, ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x_BxHxWxC, self.kernel[...], strides, pads, dimension_numbers=order
-        )
+        parts, order = (x_BxHxWxC, self.kernel[...]), ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(*parts, self.stride, self.pads, dimension_numbers=order)
 
 
 class Block(nnx.Module):
@@ -165,9 +169,8 @@ class ResNet(Checked, NetworkModel, Classifier):
         super().__post_init__()
         check_images(self.image_shape)
         if self.crop > min(self.image_shape[:2]):
-            raise InputError(
-                f"crop must fit into image_shape = {list(self.image_shape)}, found {self.crop}"
-            )
+            shape = list(self.image_shape)
+            raise InputError(f"crop must fit into image_shape = {shape}, found {self.crop}")
         if self.width % self.groups:
             raise InputError(f"groups must divide width = {self.width}, found {self.groups}")
 
@@ -207,3 +210,73 @@ class ResNet(Checked, NetworkModel, Classifier):
         mean = jnp.mean(crop, axis=(1, 2, 3), keepdims=True)
         deviation = jnp.std(crop, axis=(1, 2, 3), keepdims=True)
         return (crop - mean) / jnp.maximum(deviation, crop[0].size ** -0.5)
+
+
+# The moments of ImageNet's red, green and blue, in 0 .. 1.
+_MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)
+_DEVIATION = np.array([[[[0.229, 0.224, 0.225]]]], np.float32)
+_BINS = 199  # between pfl-research's thresholds of scores
+
+
+@dataclass(frozen=True)
+class MultiLabelResNet(ResNet):
+    """ResNet-18; batches hold "image" [B, H, W, 3] and "labels" of 0 and 1, [B, classes].
+
+    Images are uint8, or float in 0 .. 1, red, green and blue. With 17 classes and a width of 64 it
+    has 11,185,233 parameters. Metrics are "accuracy", of all labels where scores above 0.5 say yes,
+    and the macro "average_precision".
+
+    Attributes:
+      statistics: for each frozen norm, its path, such as "block_0.norm_1", and its channels' means
+        and variances; with (), there is group norm.
+    """
+
+    image_shape: tuple[int, int, int] = (256, 256, 3)
+    classes: PositiveInt = 17
+    crop: PositiveInt = 224
+    groups: PositiveInt = 32
+    # Each model has a name of its own, by which a config chooses it.
+    name: Literal["multi_label_resnet18"] = "multi_label_resnet18"  # pyright: ignore
+    statistics: tuple[tuple, ...] = field(default=(), repr=False)
+
+    columns = ("image", "labels")
+    post = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.image_shape[2] != 3:
+            raise InputError(f"image_shape must have 3 channels, found {self.image_shape[2]}")
+
+    def norm(self, path: str, channels: int) -> Norm:
+        """Group norm, or frozen batch norm with the statistics of this path."""
+        statistics = {name: tuple(moments) for name, *moments in self.statistics}
+        return Norm(channels, self.groups, statistics[path] if statistics else None)
+
+    def check_labels(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the labels are not a 0 or 1 for each class."""
+        labels, classes = np.asarray(columns["labels"]), self.classes
+        expected = f"the column 'labels' must hold 0 or 1 for each of {classes} classes, found"
+        if labels.dtype.kind not in "iub" or labels.shape[1:] != (classes,):
+            raise InputError(f"{expected} {labels.dtype} {list(labels.shape[1:])}")
+        if len(labels) and not 0 <= labels.min() <= labels.max() <= 1:
+            raise InputError(f"{expected} other numbers")
+
+    def standardised(self, crop: Array) -> Array:
+        scale = 255.0 if crop.dtype == jnp.uint8 else 1.0
+        return (crop.astype(jnp.float32) / scale - _MEAN) / _DEVIATION
+
+    def loss_of(self, logits_BxC: Array, labels: Array, mask: Array) -> tuple[Array, Metrics]:
+        """Binary cross-entropy, its mean over classes and real examples, and the sums."""
+        labels_BxC, real_Bx1 = labels.astype(jnp.float32), mask[:, None]
+        losses_BxC = jax.nn.softplus(logits_BxC) - labels_BxC * logits_BxC
+        hits_BxC = (logits_BxC > 0) == (labels_BxC > 0)
+        bins_BxC = jnp.maximum(jnp.ceil(jax.nn.sigmoid(logits_BxC) * _BINS) - 1, 0)
+        in_bin_BxCxT = bins_BxC[..., None] == jnp.arange(_BINS, dtype=jnp.float32)[None, None]
+        sides_2xBxC = jnp.stack([1 - labels_BxC, labels_BxC]) * real_Bx1[None].astype(jnp.float32)
+        sums = {
+            "loss_sum": jnp.sum(jnp.where(real_Bx1, losses_BxC, 0)) / self.classes,
+            "accuracy_sum": jnp.sum(hits_BxC & real_Bx1, dtype=jnp.float32) / self.classes,
+            "by_score": jnp.einsum("sbc,bct->sct", sides_2xBxC, in_bin_BxCxT.astype(jnp.float32)),
+            "count": jnp.sum(mask, dtype=jnp.float32),
+        }
+        return sums["loss_sum"] / jnp.maximum(sums["count"], 1.0), sums

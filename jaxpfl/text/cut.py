@@ -1,7 +1,7 @@
 """One public rule that cuts texts into examples, alike for clients, public corpora and generators.
 
     messages       texts as their source gives them
-    sentences      the sentences of every text, see `data.readers.prose`
+    sentences      the sentences of every text, see `data.readers.plain_text`
     words:N        runs of N words, one after another
     tokens:N       runs of N tokens of the downstream model, as in LargeFedBench (Hou et al. 2025,
                    POPri, section 4: 64 tokens of a speech or an abstract)
@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from jaxpfl.data.columns import concatenated, text_array
 from jaxpfl.data.population import Population, offsets_of
-from jaxpfl.data.readers.prose import pieces
+from jaxpfl.data.readers.plain_text import pieces
 from jaxpfl.errors import InputError
 from jaxpfl.text.columns import text_column
 from jaxpfl.text.tokenisers.base import Tokeniser

@@ -7,9 +7,8 @@ import pytest
 
 from jaxpfl.algorithms.frechet import Moments, distance, mixture, moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, best_mixture
-from jaxpfl.algorithms.fred.mixtures import distance_of_mixture
 from jaxpfl.algorithms.fred.query import MomentNoise
-from jaxpfl.algorithms.fred.scores import visible
+from jaxpfl.algorithms.fred.scores import distance_of_mixture, visible
 from tests.algorithms.test_frechet import D, by_sqrtm, embeddings, gaussian
 from tests.algorithms.test_fred_scores import released
 from tests.refusals import refusal

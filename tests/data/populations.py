@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.data import Population, from_clients
-from jaxpfl.data.blocks import BlockHashes
+from jaxpfl.data.mapped import BlockHashes
 
 SECRET = "rosebud"
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.data import Cohort, CohortSpec, Population, blocks, mapped
-from jaxpfl.data.blocks import BlockHashes, Blocks, root_of
+from jaxpfl.data import Cohort, CohortSpec, Population, mapped
 from jaxpfl.data.columns import read
 from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.folders import check_folder
+from jaxpfl.data.mapped import BlockHashes, Blocks, root_of
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile
 from tests.data.populations import sign, sign_buffers
@@ -24,7 +24,7 @@ SPEC = CohortSpec(batch_size=2, max_examples=4, clients_per_bucket=4)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of 64 bytes, so that small columns have many."""
-    monkeypatch.setattr(blocks, "BLOCK", 64)
+    monkeypatch.setattr(mapped, "BLOCK", 64)
 
 
 def whole() -> Population:

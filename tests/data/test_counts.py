@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from jaxpfl import checks
-from jaxpfl.data.readers.counts import read_counts
+from jaxpfl.data.readers.plain_text import read_counts
 from jaxpfl.errors import CorruptFile, InputError
 from tests.refusals import refusal
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 import jaxpfl.data
-from jaxpfl.data import grouping
+from jaxpfl.data import stream
 from jaxpfl.data.folders import convert
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers.prose import pieces
+from jaxpfl.data.readers.plain_text import pieces
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data import hub
 
@@ -67,8 +67,8 @@ def test_rows_of_all_shards_are_grouped_by_domain(folder, tmp_path, monkeypatch,
     source = f"{folder}?client=url|domain&columns=n,x"
     population = jaxpfl.data.open(source)
     check(population, plainly())
-    monkeypatch.setattr(grouping, "_BITS", bits)
-    monkeypatch.setattr(grouping, "_DEALT_BYTES", dealt_bytes)
+    monkeypatch.setattr(stream, "_BITS", bits)
+    monkeypatch.setattr(stream, "_DEALT_BYTES", dealt_bytes)
     convert(source, tmp_path / "stored", progress=False)
     stored = jaxpfl.data.open(tmp_path / "stored")
     assert stored.fingerprint == population.fingerprint

@@ -8,7 +8,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl import checks
 from jaxpfl.data.readers.fields import Fields
-from jaxpfl.data.readers.parquet_files import read_parquet
+from jaxpfl.data.readers.table import read_parquet
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.tff_files import varint
 from tests.refusals import refusal

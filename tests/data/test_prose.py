@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxpfl.data.readers import prose
-from jaxpfl.data.readers.prose import pieces, split_sentences
+from jaxpfl.data.readers import plain_text
+from jaxpfl.data.readers.plain_text import pieces, split_sentences
 
 WRAPPED = [
     "",
@@ -47,7 +47,7 @@ LONG = "word " * 41
         ([" a  b \r\n", "\n", "c"], "lines", ["a  b", "c"]),
         # A long line is a paragraph by itself.
         (["a", LONG, LONG, "b", "c"], "paragraphs", ["a", LONG.strip(), LONG.strip(), "b c"]),
-        *((["", " \t\n", "\u2028"], split, []) for split in prose.PIECES),
+        *((["", " \t\n", "\u2028"], split, []) for split in plain_text.PIECES),
     ],
 )
 def test_the_pieces_of_a_text(lines, split, expected):
@@ -55,7 +55,7 @@ def test_the_pieces_of_a_text(lines, split, expected):
 
 
 def test_a_paragraph_without_end_is_cut(monkeypatch):
-    monkeypatch.setattr(prose, "_LONGEST_PARAGRAPH", 10)
+    monkeypatch.setattr(plain_text, "_LONGEST_PARAGRAPH", 10)
     assert list(pieces(["aaaa"] * 5, "paragraphs")) == ["aaaa aaaa", "aaaa aaaa", "aaaa"]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl import checks
-from jaxpfl.data import grouping
+from jaxpfl.data import stream
 from jaxpfl.data.readers import compressed, text_tables
 from jaxpfl.errors import InputError
 from tests import refusals
@@ -102,7 +102,7 @@ def test_every_format_holds_the_same_clients(tmp_path, form, block, monkeypatch)
 def test_rows_grouped_on_the_disk_are_the_same(tmp_path, form, monkeypatch):
     path = write(tmp_path, form, ROWS)
     plain = jp.data.open(f"{path}?{OPTIONS}")
-    monkeypatch.setattr(grouping, "_BITS", 1)
+    monkeypatch.setattr(stream, "_BITS", 1)
     found = jp.data.open(f"{path}?{OPTIONS.replace('user', 'user|value')}")
     order = found.client_ids.to_pylist()
     assert sorted(order) == sorted(plain.client_ids.to_pylist())

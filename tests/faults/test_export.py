@@ -20,7 +20,7 @@ from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import Network, prepare
-from jaxpfl.models.checkpoints import jaxpfl_models
+from jaxpfl.models.checkpoints import folders
 from jaxpfl.models.own import from_functions
 from jaxpfl.privacy.verify import verified
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -50,7 +50,7 @@ def test_the_model_is_read_again_bit_by_bit_and_scores_the_same(finished, export
     expected = {"README.md", "config.json", "model.safetensors", "vocabulary.json"}
     assert names == {"certificate.json", *expected}
     experiment = prepare(_config(tiny_config))
-    model, params = jaxpfl_models.load(exported)
+    model, params = folders.load(exported)
     assert model == experiment.network.model
     run = json.loads((finished / "run.json").read_text())
     folder = finished / "checkpoints"

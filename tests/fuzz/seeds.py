@@ -23,7 +23,7 @@ from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.models import MLP, LSTMLanguageModel
-from jaxpfl.models.checkpoints import jaxpfl_models
+from jaxpfl.models.checkpoints import folders
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -155,7 +155,7 @@ def vocabulary(path: Path) -> None:
 
 def own(folder: Path) -> None:
     model = LSTMLanguageModel(3, 2, 2, 1)
-    jaxpfl_models.save(folder / "model", model, model.init(jax.random.key(0)))
+    folders.save(folder / "model", model, model.init(jax.random.key(0)))
 
 
 def adapters(folder: Path) -> None:

@@ -9,7 +9,7 @@ from jaxpfl.algorithms.fred.query import PrivateMoments
 from jaxpfl.data import Population
 from jaxpfl.data import open as open_population
 from jaxpfl.data.folders import check_folder
-from jaxpfl.data.readers.counts import read_counts
+from jaxpfl.data.readers.plain_text import read_counts
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.engine.final_state import planned
@@ -17,7 +17,7 @@ from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report.run_page import RunFiles
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.models.checkpoints import adapters, jaxpfl_models, pretrained
+from jaxpfl.models.checkpoints import adapters, folders, pretrained
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed.encoder import SentenceEncoder
 from jaxpfl.text.tokenisers.chat import read_template
@@ -174,7 +174,7 @@ TARGETS: dict[str, Target] = {
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
     "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama"), 0.3),
     "weights index": _weights("model/model.safetensors.index.json", seeds.sharded, 1.5),
-    "own model": Target("model/config.json", seeds.own, _at("model", jaxpfl_models.load), 8),
+    "own model": Target("model/config.json", seeds.own, _at("model", folders.load), 8),
     "exported fields": Target("fields.json", seeds.trained, _predict, 8),
     "exported weights": Target("model.safetensors", seeds.trained, _predict, 4),
     "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS
+from jaxpfl.models.checkpoints.model_files import INDEX, WEIGHTS
 from jaxpfl.models.decoder import config as decoder_config
 from jaxpfl.models.encoder import config as encoder_config
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import from_clients
-from jaxpfl.data.readers.prose import split_sentences
+from jaxpfl.data.readers.plain_text import split_sentences
 from jaxpfl.text.cut import Cut
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 

@@ -3,7 +3,7 @@
     choice = choose([Evidence(released, embeddings_NxD)], corpora_N, 2_500)
     texts = [pool[i] for i in choice.rows_M]
 
-1. The base q is the best mixture of the pool's corpora (`fred.mixtures`), and a tenth uniform.
+1. The base q is the best mixture of the pool's corpora (`fred.scores`), and a tenth uniform.
 2. `matching` gives weights for each kappa of a fixed list, none above 1 / texts.
 3. One kappa is taken by Gaussian thinning, from released values alone: with xi of the noise's own
    law, released + xi and released - xi have independent noise of twice the variance (but for the
@@ -46,9 +46,8 @@ from jaxpfl.algorithms.chosen_texts.matching import (
     capped_softmax,
     weighted_moments,
 )
-from jaxpfl.algorithms.fred.mixtures import best_mixture
 from jaxpfl.algorithms.fred.query import PrivateMoments
-from jaxpfl.algorithms.fred.scores import unbiased
+from jaxpfl.algorithms.fred.scores import best_mixture, unbiased
 from jaxpfl.algorithms.gaussian_moments import Moments, clipped
 from jaxpfl.errors import InputError
 from jaxpfl.progress import track
@@ -114,17 +113,14 @@ def choose(
     """
     names_N = np.asarray(corpora_N)
     if not 0 < texts < len(names_N):
-        raise InputError(
-            f"texts must be positive and below the pool's {len(names_N):,}, found {texts:,}"
-        )
+        most = f"the pool's {len(names_N):,}"
+        raise InputError(f"texts must be positive and below {most}, found {texts:,}")
     judges = [] if judge is None else [judge]
     for released, rows_NxD in [*evidence, *judges]:
         expected = (len(names_N), released.moments.dimension)
         if np.shape(rows_NxD) != expected:
-            raise InputError(
-                f"embeddings must be float {list(expected)}, a row for each text of the pool, "
-                f"found {list(np.shape(rows_NxD))}"
-            )
+            what = f"embeddings must be float {list(expected)}, a row for each text of the pool"
+            raise InputError(f"{what}, found {list(np.shape(rows_NxD))}")
     evidence, judges = (
         [Evidence(r, clipped(x_NxD, r.plan.clip_norm)) for r, x_NxD in given]
         for given in (evidence, judges)
@@ -219,11 +215,8 @@ def _halves(
     noise = noise._replace(**scales)
 
     def half(sign: float) -> PrivateMoments:
-        part = Moments(
-            moments.count,
-            moments.mean_D + sign * mean_D,
-            moments.covariance_DxD + sign * covariance_DxD,
-        )
+        moved_DxD = moments.covariance_DxD + sign * covariance_DxD
+        part = Moments(moments.count, moments.mean_D + sign * mean_D, moved_DxD)
         return PrivateMoments(part, noise, released.plan)
 
     return half(1.0), half(-1.0)
@@ -244,7 +237,5 @@ def _compared(
         gain_K += (distance_MxK[:, :1] - distance_MxK).min(axis=0)
         variance_K += np.var(error_SxK - error_SxK[:, :1], axis=0)
     nearer_K = gain_K > 2 * np.sqrt(variance_K)
-    names = list(weights)
-    return dict(zip(names, total_K.tolist(), strict=True)), [
-        name for name, nearer in zip(names, nearer_K, strict=True) if nearer
-    ]
+    distances = dict(zip(weights, total_K.tolist(), strict=True))
+    return distances, [name for name, nearer in zip(weights, nearer_K, strict=True) if nearer]

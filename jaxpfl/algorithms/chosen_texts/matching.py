@@ -25,6 +25,15 @@ kernel); Dudik, Phillips, Schapire 2007 (relaxed maximum entropy); Liu, Vietri, 
 2021, "Leveraging public data for practical private query release" (PMW^Pub).
 
 All of this reads the release and public texts, and costs no privacy.
+
+The first form of the choice, `descend`, goes down the Frechet distance itself,
+
+    w_i <- w_i exp(eta r_i),  at most 1 / n,
+
+with r_i `frechet.witness` of text i at the pool's present moments, against the clients' moments as
+far as the release tells (`fred.scores.estimate`). The step eta grows by a tenth while the distance
+falls and is halved where it rises. It stops early, and is no projection: nothing but the estimate
+holds it back where the noise is large.
 """
 
 import math
@@ -34,11 +43,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
+from jaxpfl.algorithms.frechet import Reference, witness
 from jaxpfl.algorithms.fred.query import PrivateMoments
+from jaxpfl.algorithms.fred.scores import estimate
 from jaxpfl.algorithms.gaussian_moments import Moments, clipped
 
 # Rows of a block: 25 MB at d = 768, and the products run at nearly full speed.
 _BLOCK_ROWS = 8_192
+
+_STEP, _GROWTH, _LEAST_STEP = 8.0, 1.1, 0.5
 
 
 class Evidence(NamedTuple):
@@ -179,3 +192,27 @@ def weighted_moments(weights_N: np.ndarray, rows_NxD: np.ndarray) -> Moments:
     mean_D = weights_M @ rows_MxD
     half_MxD = (rows_MxD - mean_D.astype(np.float32)) * np.sqrt(weights_M)[:, None]
     return Moments(float(len(chosen_M)), mean_D, (half_MxD.T @ half_MxD).astype(np.float64))
+
+
+def descend(evidence: Evidence, base_N: np.ndarray, cap: float, *, steps: int = 60) -> np.ndarray:
+    """Returns the weights [N] after the descent from `base_N`, at most `cap` each."""
+    released, rows_NxD = evidence
+    rows_NxD = clipped(rows_NxD, released.plan.clip_norm)
+    log_N = np.log(base_N)
+    weights_N = capped_softmax(log_N, cap)
+    current = weighted_moments(weights_N, rows_NxD)
+    target = estimate(released, current)
+    reference, step = Reference(target), _STEP
+    distance = reference.distance(current)
+    for _ in range(steps):
+        moved_N = log_N + step * witness(target, current, rows_NxD)
+        tried_N = capped_softmax(moved_N, cap)
+        nearer = weighted_moments(tried_N, rows_NxD)
+        if (tried := reference.distance(nearer)) < distance:
+            log_N, weights_N, current, distance = moved_N, tried_N, nearer, tried
+            step *= _GROWTH
+        elif step < _LEAST_STEP:
+            break
+        else:
+            step /= 2
+    return weights_N

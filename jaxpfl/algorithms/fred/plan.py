@@ -88,26 +88,21 @@ class FredPlan(Checked):
             raise InputError("population must be None with labels, whose counts are released")
         if not self.private:
             if any(self.multipliers):
-                raise InputError(
-                    "multipliers must all be 0 in a plan without privacy, which has no noise; make "
-                    "such a plan by FredPlan.without_privacy"
-                )
+                what = "multipliers must all be 0 in a plan without privacy, which has no noise"
+                raise InputError(f"{what}; make such a plan by FredPlan.without_privacy")
             return
         names, declared = ("count", "mean", "covariance"), self.population is not None
         if declared and not math.isinf(self.multipliers[0]):
-            raise InputError(
-                "the count's noise multiplier must be infinite where population is declared "
-                f"public, found {self.multipliers[0]:g} with population = {self.population}"
-            )
+            what = "the count's noise multiplier must be infinite where population is declared"
+            actual = f"{self.multipliers[0]:g} with population = {self.population}"
+            raise InputError(f"{what} public, found {actual}")
         for name, multiplier in zip(names, self.multipliers, strict=True):
             if name != "count" or not declared:
                 checks.positive(f"the noise multiplier of the {name}", multiplier)
         checks.open_fraction("delta", self.delta)
         if self.population is not None and self.delta >= 1 / self.population:
-            raise InputError(
-                f"delta must be below 1 / population = {1 / self.population:g}, found "
-                f"{self.delta:g}"
-            )
+            most = f"1 / population = {1 / self.population:g}"
+            raise InputError(f"delta must be below {most}, found {self.delta:g}")
 
     @classmethod
     def calibrated(
@@ -183,10 +178,8 @@ class FredPlan(Checked):
 
     def simulated_by(self, units: int, delta: float, larger: int) -> Self:
         """Returns the plan by which `units` clients have the noise of `larger` ones in their means.
-
-        It is a SIMULATION, which all its statements say: see `privacy.simulated`. `delta` is
-        of what these units have, below 1 / their number.
-        """
+        It is a SIMULATION, which all its statements say: see `privacy.simulated`. `delta` is of
+        what these units have, below 1 / their number."""
         return dataclasses.replace(
             self,
             multipliers=tuple(z * (units / larger) for z in self.multipliers),
@@ -198,12 +191,8 @@ class FredPlan(Checked):
     def parts(self) -> list[Self]:
         """The plan of each embedding alone, whose noise is that of its part of the release."""
         count, *others = self.multipliers
-        return [
-            dataclasses.replace(
-                self, multipliers=(count, *(z / math.sqrt(share) for z in others)), shares=(1.0,)
-            )
-            for share in self.shares
-        ]
+        scaled = [(count, *(z / math.sqrt(share) for z in others)) for share in self.shares]
+        return [dataclasses.replace(self, multipliers=zs, shares=(1.0,)) for zs in scaled]
 
     def client_fn(self, moment: Moment) -> ClientMoment | LabelledMoment:
         """What a client computes of one embedding."""
@@ -243,9 +232,7 @@ class FredPlan(Checked):
 
     def claimed(self, statement: str) -> str:
         """A statement of this plan's guarantee; of `as_printed` after what the paper states.
-
-        The numbers of examples and of clients are then published, so that one is replaced.
-        """
+        The numbers of examples and of clients are then published, so that one is replaced."""
         if self.stated is None:
             return statement
         # Not in the words of a guarantee, for which a verifier would take it.
@@ -259,10 +246,8 @@ class FredPlan(Checked):
         """Says that the plan simulates a larger population; "" if it does not."""
         if self.simulates is None:
             return ""
-        return (
-            f"{SIMULATED}: noise as if {self.simulates.population:,} {self.unit}s took part; no "
-            f"guarantee for the data of these {self.unit}s"
-        )
+        noise = f"noise as if {self.simulates.population:,} {self.unit}s took part"
+        return f"{SIMULATED}: {noise}; no guarantee for the data of these {self.unit}s"
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -270,16 +255,13 @@ class FredPlan(Checked):
     @property
     def moments(self) -> tuple[Moment, ...]:
         """The moments that are released, in order; no count where the population is public."""
-        return tuple(
-            moment for moment, z in zip(_MOMENTS, self.multipliers, strict=True) if math.isfinite(z)
-        )
+        pairs = zip(_MOMENTS, self.multipliers, strict=True)
+        return tuple(moment for moment, z in pairs if math.isfinite(z))
 
     def plans(self, units: int) -> tuple[Plan, ...]:
         """Returns one plan for each release in `moments`, of one round in which all take part.
-
         Their costs compose to the guarantee of this plan. `units` is the number of clients, or of
-        examples where the example is the unit; `delta` must be below 1 / units.
-        """
+        examples where the example is the unit; `delta` must be below 1 / units."""
         return tuple(
             Plan(
                 rounds=1,

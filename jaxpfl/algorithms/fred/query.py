@@ -91,13 +91,12 @@ class PrivateMoments(NamedTuple):
         for name, number in axes.items():
             array = arrays.get(name)
             if array is None or array.ndim != number or array.dtype.kind != "f":
-                raise InputError(
-                    f"released moments need an array {name!r} of floats, {number} axes"
-                )
+                what = f"an array {name!r} of floats, {number} axes"
+                raise InputError(f"released moments need {what}")
         if len(arrays["noise"]) != len(MomentNoise._fields):
+            numbers, actual = len(MomentNoise._fields), len(arrays["noise"])
             raise InputError(
-                f"released moments need {len(MomentNoise._fields)} numbers of their noise, found "
-                f"{len(arrays['noise'])}"
+                f"released moments need {numbers} numbers of their noise, found {actual}"
             )
         moments = Moments(float(arrays["count"]), arrays["mean"], arrays["covariance"])
         return cls(moments, MomentNoise(*(float(x) for x in arrays["noise"])), plan)
@@ -148,25 +147,18 @@ def fred(plan: FredPlan, *, units: int, dimension: int | Mapping[str, int]) -> A
     """
     # The number of units may be private, so no message contains it.
     if plan.population is not None and plan.population != units:
-        raise InputError(
-            f"the plan declares a public population of {plan.population} {plan.unit}s, but the "
-            f"data has another number of {plan.unit}s"
-        )
+        what = f"the plan declares a public population of {plan.population} {plan.unit}s"
+        raise InputError(f"{what}, but the data has another number of {plan.unit}s")
     if plan.private and (units == 0 or plan.delta >= 1 / units):
-        raise InputError(
-            f"delta must be below 1 / (number of {plan.unit}s in the data), which the plan's delta "
-            f"of {plan.delta:g} is not: choose a smaller delta"
-        )
+        what = f"delta must be below 1 / (number of {plan.unit}s in the data), which the plan's"
+        raise InputError(f"{what} delta of {plan.delta:g} is not: choose a smaller delta")
     dimensions = {"embedding": dimension} if isinstance(dimension, int) else dict(dimension)
     if len(dimensions) != len(plan.shares):
-        raise InputError(
-            f"the plan has shares of {len(plan.shares)} embeddings, found {len(dimensions)} columns"
-        )
-    queries = tuple(
-        _query(plan, moment, released, tuple(dimensions))
-        for moment, released in zip(plan.moments, plan.plans(units), strict=True)
-    )
-    of = dict(zip(plan.moments, queries, strict=True))
+        expected = f"the plan has shares of {len(plan.shares)} embeddings"
+        raise InputError(f"{expected}, found {len(dimensions)} columns")
+    plans = dict(zip(plan.moments, plan.plans(units), strict=True))
+    columns = tuple(dimensions)
+    of = {moment: _query(plan, moment, one, columns) for moment, one in plans.items()}
     labels, joint = () if plan.labels == 1 else (plan.labels,), len(dimensions) > 1
 
     def zeros(shape: Callable[[int], tuple[int, ...]]) -> Any:
@@ -191,14 +183,12 @@ def fred(plan: FredPlan, *, units: int, dimension: int | Mapping[str, int]) -> A
         centre = jax.tree.map(lambda s: jnp.asarray(_mean(plan, count, s)[1], jnp.float32), sums)
         return FredState(count, sums, unscaled(release(of["second"], centre).value)), {}
 
-    return Algorithm(LABEL, init, step, queries)
+    return Algorithm(LABEL, init, step, tuple(of.values()))
 
 
 def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     """Returns the released moments from the final state: post-processing, which costs nothing.
-
-    `by_embedding` and `by_label` part a state of several.
-    """
+    `by_embedding` and `by_label` part a state of several."""
     number, mean_D = _mean(plan, state.count, state.sum_D)
     count = float(number)
     dimension, isometric = len(mean_D), plan.stated is None
@@ -238,10 +228,8 @@ def _mean(plan: FredPlan, number: Any, sum_D: Any) -> tuple[np.ndarray, np.ndarr
 
 def used_examples(clients: Population, plan: FredPlan, seed: int) -> Population:
     """The clients with the examples that the query uses, to be embedded.
-
     At most `plan.max_examples` random ones of each, which follow from the seed and the client
-    alone; where the unit is the example, all.
-    """
+    alone; where the unit is the example, all."""
     if plan.unit == "example":
         return clients
     return clients.keeping(at_most(clients, plan.max_examples, seed))
@@ -309,13 +297,10 @@ def public_moments(
     corpus: Population, embedder: Embedder, clip_norm: float = 1.0, *, progress: bool = True
 ) -> Moments:
     """Returns the moments of a public corpus, which is embedded piece by piece to save memory.
-
-    Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same.
-    """
+    Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same."""
     if not corpus.num_examples:
-        raise InputError(
-            f"corpus {corpus.name!r} has no examples, expected at least one to compute moments from"
-        )
+        what = f"corpus {corpus.name!r} has no examples"
+        raise InputError(f"{what}, expected at least one to compute moments from")
     running = RunningMoments(embedder.dimension, clip_norm)
     for _, vectors_NxD in embedded(corpus, embedder, progress=progress, public=True):
         running.add(vectors_NxD)

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks, files
+from jaxpfl.data.clients import fault_of, hashes, warn_of_alike
 from jaxpfl.data.columns import arrow, describe, not_finite, text_array
-from jaxpfl.data.ids import fault_of, hashes, warn_of_alike
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.errors import InputError
 
@@ -53,10 +53,8 @@ def read_arrays(
     for name_, array in arrays.items():
         if array.ndim == 0 or len(array) != total:
             actual = "a single value" if array.ndim == 0 else f"{len(array)} rows"
-            raise InputError(
-                f"{path}, array {name_!r}: expected {total} rows, as many as {first!r} has, found "
-                f"{actual}"
-            )
+            expected = f"expected {total} rows, as many as {first!r} has"
+            raise InputError(f"{path}, array {name_!r}: {expected}, found {actual}")
     if not total:
         raise InputError(f"{path} has no examples")
     # Rows of no bytes may be of any number.
@@ -91,10 +89,8 @@ def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
 
 def _images(what: str, images: np.ndarray) -> np.ndarray:
     if images.ndim not in (3, 4) or (images.dtype.kind not in "bf" and images.dtype != np.uint8):
-        raise InputError(
-            f"{what}: images must be [H, W] or [H, W, C], uint8, float or boolean, found "
-            f"{describe(images)}"
-        )
+        expected = "images must be [H, W] or [H, W, C], uint8, float or boolean"
+        raise InputError(f"{what}: {expected}, found {describe(images)}")
     if images.dtype.kind == "b":
         images = images.astype(np.uint8) * np.uint8(255)
     elif images.dtype.kind == "f":

@@ -124,16 +124,14 @@ def lines(
                 size, (_, bad) = len(content), decoded(content)
             read += size
             if size > MAX_AT_ONCE:
-                raise InputError(
-                    f"{where}, {called} {number}: longer than the {MAX_AT_ONCE} bytes of a line"
-                )
+                what = f"longer than the {MAX_AT_ONCE} bytes of a line"
+                raise InputError(f"{where}, {called} {number}: {what}")
             if most is not None and read > most:
                 raise InputError(f"{where}: longer than the {most} bytes of a file")
             if bad:
-                raise InputError(
-                    f"{where}, {called} {number}: byte {bad} is not valid UTF-8; if it is of "
-                    "another encoding, name that behind the file, as in FILE?encoding=latin-1"
-                )
+                hint = "of another encoding, name it, as in FILE?encoding=latin-1"
+                what = f"byte {bad} is not valid UTF-8; if it is {hint}"
+                raise InputError(f"{where}, {called} {number}: {what}")
             yield line.removeprefix("\ufeff") if number == 1 else line
         return
     where = f"{where}, {called} {number + 1}"
@@ -186,15 +184,11 @@ def members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
                 if member.size < 0:
                     raise CorruptFile(f"{where}: its size is negative")
                 if number > MAX_MEMBERS or total > MAX_ARCHIVE_BYTES:
-                    raise InputError(
-                        f"{where}: the archive is larger than {MAX_MEMBERS} members or "
-                        f"{MAX_ARCHIVE_BYTES} bytes"
-                    )
+                    most = f"{MAX_MEMBERS} members or {MAX_ARCHIVE_BYTES} bytes"
+                    raise InputError(f"{where}: the archive is larger than {most}")
                 if not (member.isdir() or member.isreg()) or member.issparse():
-                    raise InputError(
-                        f"{where}: expected a plain file or folder, found a link, device or "
-                        "sparse file"
-                    )
+                    what = "a link, device or sparse file"
+                    raise InputError(f"{where}: expected a plain file or folder, found {what}")
                 name = _checked_name(where, member.name)
                 hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
                 if member.isdir() or hidden:

@@ -38,10 +38,8 @@ def read_docstrings(packages: Sequence[str]) -> Population:
         names |= {name.lower(): name for name in releases}
         near = difflib.get_close_matches(package.lower().replace("_", "-"), names, 1, 0.6)
         hint = f" (did you mean {names[near[0]]!r}?)" if near else ""
-        raise InputError(
-            f"docstrings: there is no package {package!r} in the snapshot{hint}; expected names of "
-            f"packages joined by commas, out of {', '.join(releases)}"
-        )
+        what = f"there is no package {package!r} in the snapshot{hint}; expected names of packages"
+        raise InputError(f"docstrings: {what} joined by commas, out of {', '.join(releases)}")
     rows = zip(table["client"].to_pylist(), table["text"].to_pylist(), strict=True)
     clients = [(path, texts) for path, texts in rows if path.partition(".")[0] in packages]
     # The first of identical clients stays, in the order of the packages named.
@@ -81,9 +79,8 @@ def read_digits(clients: int = 100, alpha: float = 0.5, seed: int = 0) -> Popula
         raise InputError(f"digits: clients must be at most {total}, found {clients}")
     generator = np.random.Generator(np.random.Philox(key=seed))
     classes = int(labels.max()) + 1
-    left = [
-        generator.permutation(np.flatnonzero(labels == label)).tolist() for label in range(classes)
-    ]
+    of_class = (np.flatnonzero(labels == label) for label in range(classes))
+    left = [generator.permutation(rows).tolist() for rows in of_class]
     proportions = generator.dirichlet(np.full(classes, alpha), clients)
     client_of_row = np.zeros(total, np.int64)
     # Clients take turns, one example each, so that the last one does not only get leftovers.

@@ -3,7 +3,7 @@
 A `Layout` says which fields of a row are its client, text, label and features. All rows of one
 client's id are one client, wherever they are. In memory, clients come in the order of first
 appearance (`population_of`). For tables larger than memory, rows are read once, in bounded memory,
-and grouped on the disk (`stream_of`, `data.grouping`), as Dataset Grouper does (Charles et al.
+and grouped on the disk (`stream_of`, `data.stream`), as Dataset Grouper does (Charles et al.
 2023, "Towards federated foundation models"): there clients come in the order of a hash of their
 ids, a client's rows in the order of the table.
 """
@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks
-from jaxpfl.data import grouping, ids
+from jaxpfl.data.clients import hashes, warn_of_alike
 from jaxpfl.data.columns import arrow, from_arrow, text_array
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.data.readers.fields import Fields, Rows, row_error
 from jaxpfl.data.readers.plain_columns import INEXACT
-from jaxpfl.data.readers.prose import PIECES, pieces
-from jaxpfl.data.stream import Batch, Stream
+from jaxpfl.data.readers.plain_text import PIECES, pieces
+from jaxpfl.data.stream import CLIENT, IS_EXAMPLE, Batch, Stream, grouped
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Messages
 
@@ -55,7 +55,7 @@ class Layout:
       columns: further fields, which keep their names; each holds only strings, only booleans, only
         numbers, only lists of numbers, or only images or arrays of one form (`readers.cells`).
       split: "sentences", "paragraphs" or "lines" makes each of them in a text an example (see
-        `readers.prose`) with the row's other fields. A client whose texts have none has no
+        `readers.plain_text`) with the row's other fields. A client whose texts have none has no
         examples. None makes each text one.
       missing: "drop" leaves out the rows that lack a value of one of these fields; None: refused.
     """
@@ -78,9 +78,8 @@ class Layout:
             listed = ", ".join(map(repr, self.classes))
             raise InputError(f"classes must be different words, found {listed}")
         if not self.field or self.rule not in _RULES:
-            raise InputError(
-                f"client must be FIELD, FIELD|domain, FIELD|value or *, found {self.client!r}"
-            )
+            expected = "client must be FIELD, FIELD|domain, FIELD|value or *"
+            raise InputError(f"{expected}, found {self.client!r}")
         used = [*self.texts, *([] if self.label is None else [self.label])]
         used += [*self.features, *self.columns]
         if self.client != EACH_ROW and self.rule == "value":
@@ -90,9 +89,8 @@ class Layout:
         for names in (used, named):
             if len(set(names)) != len(names):
                 listed = ", ".join(map(repr, names))
-                raise InputError(
-                    f"client, text, label, features and columns must be different, found {listed}"
-                )
+                what = "client, text, label, features and columns"
+                raise InputError(f"{what} must be different, found {listed}")
 
         others = {self.field, self.label, *self.features, *self.columns}
         if len(self.texts) > 1 and (joined := ",".join(self.texts)) in others:
@@ -153,7 +151,7 @@ def _blocks(read: Read, layout: Layout, fields: Fields) -> Iterator[tuple[Rows, 
 
 
 def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
-    """Examples of some rows, as `grouping` takes them."""
+    """Examples of some rows, as `stream.grouped` takes them."""
     columns, clients = {}, _ids(rows, layout)
     is_example = np.ones(len(clients), bool)
     if layout.texts:
@@ -171,7 +169,7 @@ def _block(rows: Rows, layout: Layout) -> pa.RecordBatch:
         taken = pa.array(row_of_text)
         columns = {name: column.take(taken) for name, column in columns.items()}
         columns[_TEXT], clients = texts, clients.take(taken)
-    own = {grouping.CLIENT: clients, grouping.IS_EXAMPLE: pa.array(is_example)}
+    own = {CLIENT: clients, IS_EXAMPLE: pa.array(is_example)}
     return pa.RecordBatch.from_pydict({**columns, **own})
 
 
@@ -207,16 +205,14 @@ def population_of(read: Read, layout: Layout, name: str) -> Population:
         size += block.nbytes
         # They are copied once, into columns of all blocks.
         checks.fits_memory(f"{name}: its rows, in memory,", 2 * size)
-    if not any(block[grouping.IS_EXAMPLE].true_count for block in blocks):
+    if not any(block[IS_EXAMPLE].true_count for block in blocks):
         raise InputError(f"{name} has no examples")
-    columns = {
-        column: _of_one_type(name, column, [block[column] for block in blocks])
-        for column in blocks[0].schema.names
-    }
-    is_example = columns.pop(grouping.IS_EXAMPLE)
+    parts = {column: [block[column] for block in blocks] for column in blocks[0].schema.names}
+    columns = {column: _of_one_type(name, column, arrays) for column, arrays in parts.items()}
+    is_example = columns.pop(IS_EXAMPLE)
     # One dictionary of all blocks, in the order of first appearance.
-    clients = columns.pop(grouping.CLIENT).dictionary_encode()
-    ids.warn_of_alike(name, ids.hashes(clients.dictionary.to_pylist()))
+    clients = columns.pop(CLIENT).dictionary_encode()
+    warn_of_alike(name, hashes(clients.dictionary.to_pylist()))
     examples = {column: from_arrow(parts.filter(is_example)) for column, parts in columns.items()}
     client_of_example = clients.indices.filter(is_example).to_numpy()
     described = {"name": name, "unit": layout.unit, "dropped": fields.dropped}
@@ -239,30 +235,28 @@ def stream_of(read: Read, layout: Layout, name: str, folder: Path | None) -> Ite
       layout: where each row is a client, rows of one number in several files are one.
       folder: where temporary files go; None is the machine's temporary folder.
     """
-    examples, types, hashes, fields = 0, {}, [], layout.fields
+    examples, types, hashes_of_batches, fields = 0, {}, [], layout.fields
 
     def blocks() -> Iterator[pa.RecordBatch]:
         nonlocal examples
         for rows, block in _blocks(read, layout, fields):
-            examples += block[grouping.IS_EXAMPLE].true_count
+            examples += block[IS_EXAMPLE].true_count
             for field in block.schema:
                 # Rows that are on the disk already cannot become floats.
                 if types.setdefault(field.name, field.type) != field.type:
-                    raise InputError(
-                        f"{rows.source}, rows {rows.numbers[0]} to {rows.numbers[-1]}: field "
-                        f"{field.name!r} must hold whole numbers, as in the rows before, found "
-                        "others"
-                    )
+                    where = f"rows {rows.numbers[0]} to {rows.numbers[-1]}: field {field.name!r}"
+                    what = "must hold whole numbers, as in the rows before, found others"
+                    raise InputError(f"{rows.source}, {where} {what}")
             yield block
 
     def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            hashes.append(ids.hashes(batch.client_ids))
+            hashes_of_batches.append(hashes(batch.client_ids))
             yield batch
-        ids.warn_of_alike(name, np.concatenate(hashes))
+        warn_of_alike(name, np.concatenate(hashes_of_batches))
 
     with tempfile.TemporaryDirectory(prefix="grouping-", dir=folder) as temporary:
-        batches = watched(grouping.grouped(blocks(), Path(temporary)))
+        batches = watched(grouped(blocks(), Path(temporary)))
         # All rows are read here, so that their number is known.
         first = next(batches, None)
         if first is None:

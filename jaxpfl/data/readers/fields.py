@@ -2,7 +2,7 @@
 
 Every reader of tables hands its columns to `Fields.rows`, the only place that checks them:
 
-    "client"   a string, a whole number, a date or bytes, see `data.ids`
+    "client"   a string, a whole number, a date or bytes, see `data.clients`
     "text"     a string; texts of several fields are joined by newlines to one, without those that a
                row lacks or leaves empty: it must have one of them
     "label"    a whole number from 0 to 2^31 - 1, perhaps as 1.0, or a boolean
@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxpfl.data import ids
+from jaxpfl.data.clients import as_texts, fault_of
 from jaxpfl.data.columns import changed_by_float32, from_arrow, not_finite, text_array
 from jaxpfl.data.readers import cells
 from jaxpfl.data.readers.plain_columns import (
@@ -154,9 +154,8 @@ class Fields:
     def require_unstated(self, source: str, names: Iterable[str]) -> None:
         """Refuses a file that has a field which its folders state of all of its rows."""
         if self.given and (both := [name for name in names if name in self.given]):
-            raise InputError(
-                f"{source}: field {both[0]!r} is a column and in the folder's name, too"
-            )
+            what = "is a column and in the folder's name, too"
+            raise InputError(f"{source}: field {both[0]!r} {what}")
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
@@ -220,10 +219,8 @@ class Fields:
                 columns[name] = self._column(name, table[name], typed)
             except FaultError as error:
                 row, (expected, kind, *_) = self._first_fault(name, table[name], typed)
-                unfit = [
-                    f" (as in {count} of {len(numbers)} rows read)" for count in error.args[2:]
-                ]
-                more = "".join(unfit)
+                counts = (f" (as in {n} of {len(numbers)} rows read)" for n in error.args[2:])
+                more = "".join(counts)
                 raise row_error(source, numbers[row], name, expected, kind, more) from None
             self._types[name] = columns[name].type
         return Rows(source, numbers, columns)
@@ -293,7 +290,13 @@ class Fields:
         uses = set(self._uses[name])
         untyped = not typed or name in self.given
         if untyped and not {"client", "text", "class"} & uses:
-            values = self._parsed(name, values)
+            first = (kind for kind in (bool, float, str) if _parse(kind, values[:1]) is not None)
+            type_ = self._types.get(name)
+            parsed = _parse(next(first) if type_ is None else kind_of(type_), values)
+            if parsed is None:
+                what = "another string" if values[-1].strip() else "an empty string"
+                raise FaultError(self._expected(name), what)
+            values = parsed
         if uses == {"client"}:
             # Ids of both kinds may be mixed.
             values = [str(value) if type(value) is int else value for value in values]
@@ -304,17 +307,8 @@ class Fields:
             raise FaultError(expected, type(values[-1]).__name__)
         return whole(array)
 
-    def _parsed(self, name: str, texts: list[str]) -> list[Any]:
-        type_ = self._types.get(name)
-        first = (kind for kind in (bool, float, str) if _parse(kind, texts[:1]) is not None)
-        values = _parse(next(first) if type_ is None else kind_of(type_), texts)
-        if values is None:
-            what = "another string" if texts[-1].strip() else "an empty string"
-            raise FaultError(self._expected(name), what)
-        return values
-
     def _plain(self, name: str, column: pa.Array) -> pa.Array | None:
-        return plain(ids.as_texts(column) if self._uses[name] == ["client"] else column)
+        return plain(as_texts(column) if self._uses[name] == ["client"] else column)
 
     def _arrays(self, name: str, column: pa.Array) -> pa.Array | None:
         """Images and arrays, in the first block's type; None of another column."""
@@ -341,7 +335,7 @@ class Fields:
         if plain is None or any(kind_of(plain.type) not in _KINDS[use] for use in uses):
             raise FaultError(expected, type_name)
         kind = kind_of(plain.type)
-        if "client" in uses and kind is str and (fault := ids.fault_of(plain)):
+        if "client" in uses and kind is str and (fault := fault_of(plain)):
             raise FaultError(_EXPECTED["client"], fault[1])
         if uses == {"client"}:
             return plain

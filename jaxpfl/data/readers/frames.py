@@ -102,8 +102,7 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[_Batch]:
         holders = {n if n in columns else n.partition(".")[0] for n in fields.names}
         if not holders <= columns.keys():
             # The message leaves out what it has: its keys may be clients' ids.
-            wanted = ", ".join(map(repr, fields.names))
-            what = f"expected a dictionary with the columns {wanted}"
+            what = f"expected a dictionary with the columns {', '.join(map(repr, fields.names))}"
             raise InputError(f"{name}: {what}; `from_clients` takes one of clients")
         yield _rows_of(name, {holder: columns[holder] for holder in holders})
         return
@@ -120,10 +119,8 @@ def _batches(name: str, frame: Any, fields: Fields) -> Iterator[_Batch]:
         holders = fields.require(name, names, nested=True)
         frame = frame.iloc[:, [names.index(holder) for holder in holders]].set_axis(holders, axis=1)
     if not hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "to_frame"):  # one column
-        raise InputError(
-            f"{name}: expected a DataFrame of pandas or polars, a data set of the library "
-            f"datasets or a pyarrow Table, found {type(frame).__name__}"
-        )
+        expected = "a DataFrame of pandas or polars, a data set of the library datasets or a"
+        raise InputError(f"{name}: expected {expected} pyarrow Table, found {type(frame).__name__}")
     if type(frame).__module__.startswith("polars"):
         # Which it would give as their addresses.
         for column in fields.require(name, frame.columns, nested=True):
@@ -194,15 +191,11 @@ def load_data_set(
     if not _NAME.fullmatch(name):
         raise InputError(f"huggingface: a data set is OWNER/NAME on the hub, found {name!r}")
     if not _COMMIT.fullmatch(revision):
-        raise InputError(
-            f"{name}: revision must be a commit of the data set, 40 hexadecimal digits, found "
-            f"{revision!r}"
-        )
+        expected = "revision must be a commit of the data set, 40 hexadecimal digits"
+        raise InputError(f"{name}: {expected}, found {revision!r}")
     if Path(name).exists():
-        raise InputError(
-            f"{name}: a file or folder of that name is here, and the library datasets would read "
-            "it instead of the hub's data set: run from another folder"
-        )
+        what = "a file or folder of that name is here, which the library datasets would read"
+        raise InputError(f"{name}: {what} instead of the hub's data set: run from another folder")
     datasets = require("datasets", "datasets")
     which = {"name": config, "split": part, "revision": revision, "streaming": streaming}
     with _answered(f"{name} at {revision[:12]}..."):

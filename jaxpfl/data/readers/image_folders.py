@@ -3,7 +3,7 @@
 Policy:
 - A client is a folder, also one without images. Clients, and the images of each, come in the order
   of their names. What `table.is_hidden` names is left out; all other files must be images, see
-  `readers.pixels`.
+  `readers.cells`.
 - All images have the form of the first, unless the user names another: then each is scaled and made
   grey or coloured by itself. Errors name their numbers.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.population import Population, offsets_of
 from jaxpfl.data.readers import table
-from jaxpfl.data.readers.pixels import pixels_of
+from jaxpfl.data.readers.cells import pixels_of
 from jaxpfl.errors import InputError
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -26,9 +26,8 @@ _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 def holds_images(folder: Path) -> bool:
     """Whether folders in this folder, or in those, have images."""
     paths = (path for depth in ("*/*", "*/*/*") for path in folder.glob(depth))
-    return any(
-        path.suffix.lower() in _ENDINGS and not table.is_hidden(path, folder) for path in paths
-    )
+    images = (path for path in paths if path.suffix.lower() in _ENDINGS)
+    return not all(table.is_hidden(path, folder) for path in images)
 
 
 def read_images(
@@ -59,16 +58,14 @@ def read_images(
             checks.fits_memory(f"{folder}: its images", int(offsets[-1]) * pixels.nbytes)
             images = np.empty((offsets[-1], *pixels.shape), np.uint8)
         if pixels.shape != images.shape[1:]:
-            raise InputError(
-                f"{where}: is {list(pixels.shape)}, height, width and channels, but the first is "
-                f"{list(images.shape[1:])}: give all one form, as in ?size=32&channels=3"
-            )
+            what = f"is {list(pixels.shape)}, height, width and channels, but the first is "
+            what += f"{list(images.shape[1:])}"
+            raise InputError(f"{where}: {what}: give all one form, as in ?size=32&channels=3")
         images[number] = pixels
         labels += [classes.index(class_) for class_ in inside]
     columns = {"image": images} | ({"label": np.array(labels, np.int32)} if classes else {})
-    return Population(
-        columns, offsets, [client.name for client in clients], name, "folder of images"
-    )
+    ids = [client.name for client in clients]
+    return Population(columns, offsets, ids, name, "folder of images")
 
 
 def _inside(folder: Path, pattern: str) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.data import ids
+from jaxpfl.data.clients import fault_of, hashes, warn_of_alike
 from jaxpfl.data.columns import changed_by_float32, not_finite, text_array
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.errors import CorruptFile, InputError
@@ -40,28 +40,25 @@ def read_leaf(path: Path, *, name: str) -> Population:
         record = files.read_record(file, _FIELDS)
         users, stated, data = (record[field] for field in _FIELDS)
         if not len(users) == len(stated) == len(data) == len({*map(str, users)}):
-            raise CorruptFile(
-                f"{file}: expected one entry for each user in users, num_samples and user_data, "
-                f"found {len(users)}, {len(stated)} and {len(data)}, or a user twice"
-            )
+            expected = "expected one entry for each user in users, num_samples and user_data"
+            actual = f"{len(users)}, {len(stated)} and {len(data)}, or a user twice"
+            raise CorruptFile(f"{file}: {expected}, found {actual}")
         for number, (user, samples) in enumerate(zip(users, stated, strict=True), 1):
             own = data.get(user) if isinstance(user, str) and user.strip() else None
             lists: list[Any] = [own.get(x) if isinstance(own, dict) else None for x in values]
             sizes = [len(entry) if isinstance(entry, list) else None for entry in lists]
             if sizes != [samples, samples]:
-                raise CorruptFile(
-                    f"{file}, user {number}: expected lists x and y, as long as num_samples says, "
-                    "of a user who is in user_data, found others"
-                )
+                what = "lists x and y, as long as num_samples says, of a user who is in user_data"
+                raise CorruptFile(f"{file}, user {number}: expected {what}, found others")
             client = clients.setdefault(user, len(clients))
             client_of_example += [client] * samples
             for field, entry in zip(values, lists, strict=True):
                 values[field] += entry
     if not client_of_example:
         raise InputError(f"{name} has no examples")
-    if fault := ids.fault_of(text_array(list(clients))):
+    if fault := fault_of(text_array(list(clients))):
         raise InputError(f"{name}, user {fault[0] + 1}: expected an id, found {fault[1]}")
-    ids.warn_of_alike(name, ids.hashes(list(clients)))
+    warn_of_alike(name, hashes(list(clients)))
     columns = dict(_column(name, field, entries) for field, entries in values.items())
     return from_rows(np.array(client_of_example), list(clients), columns, name=name, unit="user")
 

@@ -10,13 +10,12 @@ Policy, the same on every platform:
 - CSV (RFC 4180): a header, then as many fields in each row. The separator is the comma, semicolon,
   tab or bar that gives a header with the wanted fields; in .tsv it is the tab, and a line `sep=;`
   above the header names another. Neither that nor lines above it that begin with # and have none
-  of the wanted fields are counted. Fields in
-  double quotes may hold separators, line ends and doubled quotes. Rows are counted as in a
-  spreadsheet: the header is row 1; blank lines are skipped and not counted. Client ids and texts
-  are read as they are written (`fields` says which ids are refused). The first row decides whether
-  another field holds numbers, booleans (true, false) or strings, and later rows must agree; spaces
-  around numbers are ignored. An empty text is an example, an empty number and NaN are refused; with
-  missing=drop, none of these rows is kept.
+  of the wanted fields are counted. Fields in double quotes may hold separators, line ends and
+  doubled quotes. Rows are counted as in a spreadsheet: the header is row 1; blank lines are skipped
+  and not counted. Client ids and texts are read as they are written (`fields` says which ids are
+  refused). The first row decides whether another field holds numbers, booleans (true, false) or
+  strings, and later rows must agree; spaces around numbers are ignored. An empty text is an
+  example, an empty number and NaN are refused; with missing=drop, none of these rows is kept.
 """
 
 import csv
@@ -137,9 +136,8 @@ def _object(where: str, text: str) -> dict[str, Any]:
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated string"):
             problem += "; the file may be truncated"
     except (ValueError, RecursionError):
-        problem = (
-            "expected JSON without NaN, infinities, numbers of thousands of digits and deep nesting"
-        )
+        problem = "expected JSON without NaN, infinities, numbers of thousands of digits and "
+        problem += "deep nesting"
     # Raised outside of `except`, because Python's error holds the text.
     raise InputError(f"{where}: {problem}")
 
@@ -199,10 +197,9 @@ def _csv_rows(path: Path, file: BinaryIO, fields: Fields, encoding: str | None) 
                 fields.require(str(path), names)
                 places = [names.index(name) for name in fields.names]
             elif len(row) != len(names):
-                raise InputError(
-                    f"{path}, row {number}: expected {len(names)} fields, as in the header, found "
-                    f"{len(row)}; a field with a separator or line end must be in double quotes"
-                )
+                what = f"expected {len(names)} fields, as in the header, found {len(row)}"
+                hint = "a field with a separator or line end must be in double quotes"
+                raise InputError(f"{path}, row {number}: {what}; {hint}")
             else:
                 yield number, [row[place] for place in places], size
             number += 1

@@ -63,7 +63,13 @@ def stream_tff(
         raise InputError(f"{path}: {files.missing(path)}")
     with _errors_of(path):
         _check_pages(path)
-        with contextlib.closing(_connect(path)) as connection:
+        address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            # Decoded here: sqlite3's own error would show the text.
+            connection.text_factory = bytes
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+            for setting in ("trusted_schema = OFF", "query_only = ON", "cache_size = -8192"):
+                connection.execute(f"PRAGMA {setting}")
             for table in _TABLES:
                 _check_table(path, connection, table)
             split = _choose_split(path, connection, split)
@@ -105,9 +111,8 @@ def _batches(
         twice = before is not None and id_ <= before
         for read, (_, table, number) in enumerate(rows_of_client):
             if twice or (table == "examples") != (read > 0):
-                raise CorruptFile(
-                    f"{where}: client_metadata must name each client of the table examples once"
-                )
+                what = "client_metadata must name each client of the table examples once"
+                raise CorruptFile(f"{where}: {what}")
             if not read:
                 stated = number
                 continue
@@ -130,10 +135,8 @@ def _entries(
     path: Path, connection: sqlite3.Connection, split: str, table: str, number: str
 ) -> Iterator[tuple[bytes, str, int]]:
     """Client id, table and number of each row, sorted: on the disk if there is no index."""
-    query = (
-        f"SELECT client_id, {number} FROM {table} WHERE split_name = ? "
-        f"ORDER BY client_id COLLATE BINARY, {number}"
-    )
+    query = f"SELECT client_id, {number} FROM {table} WHERE split_name = ? "
+    query += f"ORDER BY client_id COLLATE BINARY, {number}"
     for id_, value in connection.execute(query, (split,)):
         if type(id_) is not bytes or type(value) is not int:
             raise InputError(f"{path}: table {table!r} must hold texts as ids, and whole numbers")
@@ -171,20 +174,6 @@ def _choose_split(path: Path, connection: sqlite3.Connection, split: str | None)
         problem = "no split is given" if split is None else f"there is no split {split!r}"
         raise InputError(f"{path}: {problem}; it has {', '.join(map(repr, splits))}")
     return split
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-    try:
-        # Decoded here: sqlite3's own error would show the text.
-        connection.text_factory = bytes
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-        for setting in ("trusted_schema = OFF", "query_only = ON", "cache_size = -8192"):
-            connection.execute(f"PRAGMA {setting}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _check_pages(path: Path) -> None:

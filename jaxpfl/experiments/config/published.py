@@ -9,7 +9,7 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder.config import LoRA
-from jaxpfl.models.multi_label import MultiLabelResNet
+from jaxpfl.models.resnet import MultiLabelResNet
 
 _ADDRESS = re.compile(r"https?://(\[[\da-f:]+\]|[\w.-]+)(:\d+)?(/[\w.~/-]*)?", re.ASCII)
 

@@ -27,8 +27,8 @@ from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import Model
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
-from jaxpfl.models.multi_label import MultiLabelResNet
 from jaxpfl.models.recurrent import LSTMLanguageModel
+from jaxpfl.models.resnet import MultiLabelResNet
 from jaxpfl.privacy import participation
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise

@@ -31,8 +31,7 @@ from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.checkpoints.hugging_face_names import GPT2_PROJECTIONS, LLAMA_PROJECTIONS
-from jaxpfl.models.checkpoints.model_files import finite, read_object
-from jaxpfl.models.checkpoints.safetensors_files import open_file, write_folder
+from jaxpfl.models.checkpoints.model_files import finite, open_file, read_object, write_folder
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
 
@@ -71,14 +70,31 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
     if model.lora is None:
         raise InputError("the model has no adapters to save")
     adapters, _ = adapter_trees.split(params)
+    modules = {name: own for name, own in _modules(model).items() if set(own) & set(adapters)}
     tensors = {
         _name(model, module, layer, leaf): _stored(adapters, own, leaf, layer)
-        for module, own in _modules(model).items()
-        if set(own) & set(adapters)
+        for module, own in modules.items()
         for leaf in _LEAVES
         for layer in range(model.config.layers)
     }
-    settings = _adapter_config(model, set(adapters), base)
+    rank, alpha, tripled = model.lora.rank, model.lora.alpha, FUSED in modules
+    # PEFT has the commit of a model on the hub in a field of its own.
+    name, revision = (None, None) if base is None else hub.with_commit(base)
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": name,
+        "revision": revision,
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {FUSED: 3 * rank} if tripled else {},
+        "alpha_pattern": {FUSED: 3 * alpha} if tripled else {},
+        "target_modules": sorted(modules),
+        "fan_in_fan_out": model.name == "gpt2",
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
     write_folder(folder, settings, tensors, tensors.__getitem__, (WEIGHTS, CONFIG))
 
 
@@ -136,9 +152,8 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
             shared = {name: {"a": whole["a"], "b": part} for name, part in parts}
             adapters |= _separate(folder / WEIGHTS, shared) if rank > settings.rank else shared
         if unused:
-            raise InputError(
-                f"{folder / WEIGHTS}: tensor {min(unused)!r} is not an adapter of this model"
-            )
+            what = f"tensor {min(unused)!r} is not an adapter of this model"
+            raise InputError(f"{folder / WEIGHTS}: {what}")
     targets = tuple(name for name in PROJECTIONS if name in adapters)
     joined = adapter_trees.join(jax.tree.map(jnp.array, adapters), params)
     settings = dataclasses.replace(settings, targets=targets)
@@ -176,33 +191,6 @@ def _modules(model: Decoder) -> dict[str, tuple[str, ...]]:
 def _name(model: Decoder, module: str, layer: int, leaf: str) -> str:
     before = "base_model.model." + ("transformer.h" if model.name == "gpt2" else "model.layers")
     return f"{before}.{layer}.{module}.{_LEAVES[leaf]}.weight"
-
-
-def _adapter_config(model: Decoder, adapted: set[str], base: str | None) -> dict[str, Any]:
-    """The content of adapter_config.json for a model whose adapted projections are given.
-
-    `base` is a folder, or a name on the hub, whose commit PEFT has in a field of its own.
-    """
-    assert model.lora is not None
-    rank, alpha = model.lora.rank, model.lora.alpha
-    targets = [name for name, own in _modules(model).items() if set(own) & adapted]
-    tripled = FUSED in targets
-    name, revision = (None, None) if base is None else hub.with_commit(base)
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": name,
-        "revision": revision,
-        "r": rank,
-        "lora_alpha": alpha,
-        "rank_pattern": {FUSED: 3 * rank} if tripled else {},
-        "alpha_pattern": {FUSED: 3 * alpha} if tripled else {},
-        "target_modules": sorted(targets),
-        "fan_in_fan_out": model.name == "gpt2",
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-    }
 
 
 def _read_settings(path: Path, model: Decoder) -> tuple[LoRA, bool]:
@@ -243,9 +231,7 @@ def _targets(path: Path, values: Mapping[str, Any], model: Decoder) -> tuple[str
     for module in given:
         matches = [own for theirs, own in modules.items() if f".{theirs}".endswith(f".{module}")]
         if not matches:
-            raise InputError(
-                f"{path}: target_modules must be among {', '.join(modules)} (of {model.name}), "
-                f"found {module!r}"
-            )
+            expected = f"among {', '.join(modules)} (of {model.name})"
+            raise InputError(f"{path}: target_modules must be {expected}, found {module!r}")
         targets.update(*matches)
     return tuple(name for name in PROJECTIONS if name in targets)

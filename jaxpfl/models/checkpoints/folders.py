@@ -4,20 +4,41 @@
     model, params = folders.load("exported")
 
 Published architectures are written as Hugging Face has them (`pretrained`), adapters as PEFT has
-them (`adapters`), all others with names of ours (`jaxpfl_models`).
+them (`adapters`), and all others, such as `CNN`, as safetensors and a config.json of ours. That has
+{"library": "jaxpfl", "architecture": NAME} and the settings of the model of that name. A tensor's
+name is the path to the parameter, as in "layer_0.kernel"; its shape is ours. Functions of one's own
+(`models.own`) are in no file: `load` takes the model for its tensors.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import files
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import files, models
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Model, Params
-from jaxpfl.models.checkpoints import adapters, hub, jaxpfl_models, model_files, pretrained
+from jaxpfl.models.base import Model, Params, named_leaves
+from jaxpfl.models.checkpoints import adapters, hub, model_files, pretrained
+from jaxpfl.models.checkpoints.model_files import open_tensors, write_folder
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 
 _BASE = "base_model_name_or_path"
+
+_OWN = "OwnModel"
+_ARCHITECTURES: dict[str, Any] = {
+    name: getattr(models, name)
+    for name in (
+        *("CIFGLanguageModel", "CNN", "GAN", "LSTMLanguageModel", "MLP", "MultiLabelResNet"),
+        *(_OWN, "ResNet"),
+    )
+}
+_LIBRARY = "jaxpfl"
+# Trained parameters do not need the prior that they began with; functions are in no file.
+_LEFT_OUT = ("output_bias_prior", "init_fn", "loss_fn", "metrics_fn")
 
 
 def reader(model: Model, base: str | None = None) -> str:
@@ -29,27 +50,35 @@ def reader(model: Model, base: str | None = None) -> str:
 
 
 def save(folder: str | Path, model: Any, params: Params, *, base: str | None = None) -> None:
-    """Writes a model; of one with adapters these alone, with the name of their `base`."""
+    """Writes a model, in place of one in the folder; `load` gives the parameters back bit by bit.
+
+    Of a model with adapters these alone are written, with the name of their `base`.
+    """
     if isinstance(model, Decoder) and model.lora is not None:
         adapters.save(folder, model, params, base=base)
     elif isinstance(model, Decoder | Encoder):
         pretrained.save(folder, model, params)
     else:
-        jaxpfl_models.save(folder, model, params)
+        _save_own(folder, model, params)
 
 
 def load(folder: str | Path, own: Model | None = None) -> tuple[Any, Params]:
     """The model in a folder, and its parameters, with the base that adapters belong to.
 
-    `own` is the model of functions of one's own, see `jaxpfl_models.load`. Errors are those of the
-    format's reader; no file is executed.
+    Args:
+      own: the model of one's own functions whose parameters these are; None for any other.
+
+    Raises:
+      InputError: a file is missing, or the files are of no model that is known here, or do not fit.
+      CorruptFile: a file is broken. No file is executed.
     """
     folder = files.user_path(folder)
     path = folder / adapters.CONFIG
     if not path.is_file():
-        if "model_type" in model_files.read_object(folder / "config.json"):
+        config = folder / "config.json"
+        if "model_type" in (settings := model_files.read_object(config)):
             return pretrained.load(folder)
-        return jaxpfl_models.load(folder, own)
+        return _own(config, settings, own)
     settings = model_files.read_object(path)
     name, revision = settings.get(_BASE), settings.get("revision")
     if not isinstance(name, str):
@@ -61,3 +90,57 @@ def load(folder: str | Path, own: Model | None = None) -> tuple[Any, Params]:
     if not isinstance(model, Decoder):
         raise InputError(f"{path}: the base must be a decoder, found an encoder in {base}")
     return adapters.load(folder, model, params)
+
+
+def _save_own(folder: str | Path, model: Model, params: Params) -> None:
+    # A class of one's own may have a name of ours, and its functions are in no file, either.
+    classes = {class_: name for name, class_ in _ARCHITECTURES.items()}
+    architecture = classes.get(type(model), _OWN)
+    leaves = model_files.check_parameters(model, params, ("float32",))
+    settings = {
+        field.name: getattr(model, field.name)
+        for field in dataclasses.fields(_ARCHITECTURES[architecture])
+        if field.name not in _LEFT_OUT
+    }
+    write_folder(
+        folder,
+        {"library": _LIBRARY, "architecture": architecture, **settings},
+        leaves,
+        lambda name: model_files.finite(f"parameter {name}", np.asarray(leaves[name])),
+    )
+
+
+def _own(path: Path, settings: dict[str, Any], own: Model | None) -> tuple[Any, Params]:
+    """The model that a config.json of ours describes, and its parameters."""
+    if settings.pop("library", None) != _LIBRARY:
+        what = "models of other libraries are read by checkpoints.pretrained"
+        raise InputError(f"{path}: library must be {_LIBRARY!r}: {what}")
+    architecture = settings.pop("architecture", None)
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
+        names = ", ".join(map(repr, _ARCHITECTURES))
+        raise InputError(f"{path}: architecture must be one of {names}, found {architecture!r}")
+    fixed = {key: _fixed(value) for key, value in settings.items()}
+    if (own is None) == (architecture == _OWN):
+        hint = "functions of one's own, which are in no file: jaxpfl.load(FOLDER, own=MODEL)"
+        hint = hint if own is None else f"a {architecture}, which needs no `own`"
+        raise InputError(f"{path}: the parameters are of {hint}")
+    try:
+        model_files.check_sizes(fixed, layers=100)
+        model = _ARCHITECTURES[architecture](**fixed) if own is None else own
+        expected = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise InputError(f"{path}: does not describe a {architecture}: {error}") from None
+    shapes = named_leaves(expected)
+    with open_tensors(path.parent) as tensors:
+        for name in sorted(set(tensors) - shapes.keys()):
+            raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of the model")
+        read = []
+        for name, shape in shapes.items():
+            tensors.require(name, shape.shape)
+            read.append(jnp.array(tensors.finite(name), jnp.float32))
+    return model, jax.tree.unflatten(jax.tree.structure(expected), read)
+
+
+def _fixed(value: Any) -> Any:
+    """A setting from JSON: tuples where JSON has lists."""
+    return tuple(map(_fixed, value)) if isinstance(value, list) else value

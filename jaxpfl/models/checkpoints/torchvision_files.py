@@ -16,8 +16,8 @@ from jax import Array
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params, named_leaves
-from jaxpfl.models.checkpoints.safetensors_files import open_tensors
-from jaxpfl.models.multi_label import MultiLabelResNet
+from jaxpfl.models.checkpoints.model_files import open_tensors
+from jaxpfl.models.resnet import MultiLabelResNet
 
 _NAMES = {
     "stem": "conv1", "stem_norm": "bn1", "convolution_1": "conv1", "norm_1": "bn1",

@@ -104,10 +104,8 @@ class RopeScaling(Checked):
         super().__post_init__()
         as_float32(self, "factor", "low_freq_factor", "high_freq_factor")
         if not self.low_freq_factor < self.high_freq_factor:
-            raise InputError(
-                f"low_freq_factor must be below high_freq_factor = {self.high_freq_factor}, "
-                f"found {self.low_freq_factor}"
-            )
+            expected = f"low_freq_factor must be below high_freq_factor = {self.high_freq_factor}"
+            raise InputError(f"{expected}, found {self.low_freq_factor}")
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,8 @@ class LoRA(Checked):
         super().__post_init__()
         positive_float32("alpha", self.alpha)
         if not self.targets or len(set(self.targets)) != len(self.targets):
-            raise InputError(
-                f"targets must be different names, at least one, found {self.targets!r}"
-            )
+            expected = "targets must be different names, at least one"
+            raise InputError(f"{expected}, found {self.targets!r}")
         for i, target in enumerate(self.targets):
             one_of(f"targets[{i}]", target, PROJECTIONS)
 
@@ -218,9 +215,8 @@ class DecoderConfig(Checked):
 
     def biased(self, projection: str) -> bool:
         """Whether a linear map has biases."""
-        return self.model_type == "gpt2" or (
-            self.model_type == "qwen2" and projection in ("q", "k", "v")
-        )
+        biased = {"gpt2": PROJECTIONS, "qwen2": ("q", "k", "v")}
+        return projection in biased.get(self.model_type, ())
 
     @property
     def kinds(self) -> list[tuple[float, RopeScaling | float | None, int | None]]:
@@ -314,9 +310,8 @@ def check_fixed(config: Any, **only: Any) -> None:
     """Refuses a config whose fields have other values than those given."""
     for field, value in only.items():
         if getattr(config, field) != value:
-            raise InputError(
-                f"{field} must be {value} in {config.model_type}, found {getattr(config, field)}"
-            )
+            expected, actual = f"{value} in {config.model_type}", getattr(config, field)
+            raise InputError(f"{field} must be {expected}, found {actual}")
 
 
 def check_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
@@ -358,10 +353,8 @@ def _two_ropes(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(both, dict):
         raise InputError(f"rope_parameters must be an object, found {both!r}")
     for kind in sorted({*both} - {"full_attention", "sliding_attention"}):
-        raise InputError(
-            "rope_parameters must have full_attention and sliding_attention alone, each with its "
-            f"own settings, found {kind!r}"
-        )
+        expected = "full_attention and sliding_attention alone, each with its own settings"
+        raise InputError(f"rope_parameters must have {expected}, found {kind!r}")
     rope = _rope(values | {"rope_parameters": both.get("full_attention")})
     local = _rope({"rope_parameters": both.get("sliding_attention")})
     if "rope_scaling" in local:

@@ -41,9 +41,7 @@ def attach(
     layers = params["layers"]
     targets = [name for name in lora.targets if name in layers]
     if not targets:
-        raise InputError(
-            f"a {model.config.model_type} model has none of the targets {lora.targets}"
-        )
+        raise InputError(f"a {model.name} model has none of the targets {lora.targets}")
     kernels = {name: layers[name]["kernel_int8" if model.int8 else "kernel"] for name in targets}
     # A dry run traces shapes alone, of any size.
     if not is_traced((kernels, key)):

@@ -34,8 +34,8 @@ from jaxpfl.checked import Checked
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, Metrics, Params, TokenModel, masked_loss, split
 from jaxpfl.models.decoder import layers
-from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
+from jaxpfl.models.decoder.layers import Cache, attend_to_cache
 from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.initial import normal
 
@@ -167,10 +167,8 @@ class Decoder(Checked, TokenModel):
           InputError: the model has adapters or int8 weights.
         """
         if self.lora is not None or self.int8:
-            raise InputError(
-                "a model with adapters or int8 weights has no random parameters: draw those of a "
-                "plain model, then use lora.attach or quantise"
-            )
+            what = "a model with adapters or int8 weights has no random parameters"
+            raise InputError(f"{what}: draw a plain model's, then use lora.attach or quantise")
         config, keys = self.config, [jax.random.fold_in(key, i) for i in range(4)]
         width, deviation = config.hidden_size, config.initializer_range
 
@@ -218,10 +216,8 @@ class Decoder(Checked, TokenModel):
 
     def layer_means(self, params: Params, tokens_BxL: Array) -> Array:
         """The output of each layer, the mean over a row's tokens but the first: [layers, B, H].
-
         In float32. The first token is left out because later ones attend to it whatever it is, so
-        that large models give it an output of its own kind (Xiao et al. 2024, attention sinks).
-        """
+        that large models give it an output of its own kind (Xiao et al. 2024, attention sinks)."""
         x, views = self._start(params, tokens_BxL)
         later_BxL = jnp.asarray(tokens_BxL != PAD).at[:, 0].set(False).astype(jnp.float32)
         share_BxL = later_BxL / jnp.maximum(jnp.sum(later_BxL, axis=1, keepdims=True), 1)
@@ -234,9 +230,7 @@ class Decoder(Checked, TokenModel):
 
     def steer(self, params: Params, vectors_LxH: Any) -> tuple["Decoder", dict[str, Any]]:
         """The model that adds a vector to each layer's output, and its parameters.
-
-        All other arrays are those of `params`.
-        """
+        All other arrays are those of `params`."""
         vectors = {"vector": jnp.asarray(vectors_LxH, jnp.float32)}
         steered = dict(params) | {"layers": dict(params["layers"]) | {"steering": vectors}}
         return replace(self, steered=True), steered
@@ -283,9 +277,7 @@ class Decoder(Checked, TokenModel):
 
     def step(self, params: Params, tokens_S: Array, cache: Cache) -> tuple[Array, Cache]:
         """Reads one token of every sequence; returns float32 logits [S, V] of the next ones.
-
-        A sequence whose cache is full overwrites its last token.
-        """
+        A sequence whose cache is full overwrites its last token."""
         x, views = self._start(params, tokens_S[:, None], cache.place_S[:, None])
         # A new token sees the cache, not other new ones.
         views = [
@@ -318,9 +310,8 @@ class Decoder(Checked, TokenModel):
         """Embedded tokens [B, L, H]; by kind, visible tokens [B, L, L] and angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
-            raise InputError(
-                f"a sequence must have at most {self.config.positions} tokens, found {length}"
-            )
+            most = self.config.positions
+            raise InputError(f"a sequence must have at most {most} tokens, found {length}")
         real_BxL = tokens_BxL != PAD
         seen_BxLxL = jnp.tril(jnp.ones((length, length), jnp.bool))[None] & real_BxL[:, None]
         if branch_BxL is not None:
@@ -353,7 +344,6 @@ class Decoder(Checked, TokenModel):
         parallelism). An axis that the mesh does not have, or that does not divide the size, is left
         out.
         """
-
         return jax.tree.map_with_path(partial(_place, mesh), params)
 
 

@@ -114,10 +114,8 @@ class EncoderConfig(Checked):
             pad = non_negative_int("pad_token_id", given["pad"])
             rows = positive_int("max_position_embeddings", given.get("positions", 512))
             if rows <= pad + 1:
-                raise InputError(
-                    f"max_position_embeddings must be above pad_token_id + 1 = {pad + 1}, "
-                    f"found {rows}"
-                )
+                least = f"pad_token_id + 1 = {pad + 1}"
+                raise InputError(f"max_position_embeddings must be above {least}, found {rows}")
             given["positions"] = rows - pad - 1
         return cls(model_type=model_type, **given)
 

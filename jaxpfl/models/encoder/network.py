@@ -95,9 +95,8 @@ def attend(qkv_Nx3H: Array, barrier_BxKxLxL: Array, heads: int) -> Array:
     batch, length = barrier_BxKxLxL.shape[0], barrier_BxKxLxL.shape[-1]
     features = qkv_Nx3H.shape[1] // (3 * heads)
     # With heads before positions, both are plain matrix products, which run fastest on CPUs.
-    qkv_3xBxKxLxD = jnp.transpose(
-        qkv_Nx3H.reshape(batch, length, 3, heads, features), (2, 0, 3, 1, 4)
-    )
+    qkv_BxLx3xKxD = qkv_Nx3H.reshape(batch, length, 3, heads, features)
+    qkv_3xBxKxLxD = jnp.transpose(qkv_BxLx3xKxD, (2, 0, 3, 1, 4))
     q, k, v = (qkv_3xBxKxLxD[i] for i in range(3))
     scores_BxKxLxL = jnp.matmul(q * (1 / math.sqrt(features)), jnp.swapaxes(k, 2, 3))
     weights_BxKxLxL = jax.nn.softmax(scores_BxKxLxL + barrier_BxKxLxL, axis=-1)
@@ -193,10 +192,8 @@ class Encoder(TokenModel, NetworkModel):
             not influence the output at real ones; their own output is finite and arbitrary.
         """
         if tokens_BxL.shape[1] > self.config.positions:
-            raise InputError(
-                f"a row must have at most {self.config.positions} tokens, found "
-                f"{tokens_BxL.shape[1]}"
-            )
+            most, actual = self.config.positions, tokens_BxL.shape[1]
+            raise InputError(f"a row must have at most {most} tokens, found {actual}")
         mask_BxL = tokens_BxL != PAD if mask_BxL is None else mask_BxL
         return self._merged(params)(tokens_BxL, mask_BxL)
 

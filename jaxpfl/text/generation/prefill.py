@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.models.base import PAD, Params
-from jaxpfl.models.decoder.cache import Cache
+from jaxpfl.models.decoder.layers import Cache
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation import continuous_batching
 from jaxpfl.text.generation.continuous_batching import Requests, Sequences, Slots

@@ -3,7 +3,7 @@
     FOLDER                     what `jaxpfl convert --vocabulary` wrote: the words of its tokens
     PATH.json                  what `Vocabulary.save` wrote, such as vocabulary.json of a run
     NAME.word_count(.tar.bz2)  TensorFlow Federated's counts for Stack Overflow, or other counts of
-                               words in such a file (see `data.readers.counts`)
+                               words in such a file (see `data.readers.plain_text`)
     another source             of PUBLIC text, see `data.open`: its words are counted
 
 Words with counts are those between spaces (see `splitting`). A count of TensorFlow Federated is the
@@ -18,7 +18,7 @@ from jaxpfl import files
 from jaxpfl.data.catalogue import expanded
 from jaxpfl.data.open import why_missing as why_missing_source
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers.counts import read_counts
+from jaxpfl.data.readers.plain_text import read_counts
 from jaxpfl.data.storage import VOCABULARY
 from jaxpfl.errors import InputError
 from jaxpfl.text.tokenisers.vocabulary import SPECIALS, Vocabulary

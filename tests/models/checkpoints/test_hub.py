@@ -10,7 +10,7 @@ import pytest
 
 from jaxpfl.errors import CorruptFile
 from jaxpfl.models.checkpoints import hub
-from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
+from jaxpfl.models.checkpoints.model_files import WEIGHTS
 from tests.refusals import refusal
 
 GOLDEN = Path(__file__).parents[2] / "golden"

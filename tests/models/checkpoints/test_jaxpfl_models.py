@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpfl.models.checkpoints import jaxpfl_models
+from jaxpfl.models.checkpoints import folders
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import classifier_cnn
 from jaxpfl.models.gan import GAN
 from jaxpfl.models.mlp import MLP
-from jaxpfl.models.multi_label import MultiLabelResNet
 from jaxpfl.models.own import from_functions
+from jaxpfl.models.resnet import MultiLabelResNet
 from tests.refusals import refusal
 from tests.trees import assert_same
 
@@ -30,8 +30,8 @@ MODELS = [WORDS, classifier_cnn((8, 8, 1), 3), FROZEN, *SMALL]
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_a_round_trip_is_exact(model, tmp_path):
     params = model.init(jax.random.key(0))
-    jaxpfl_models.save(tmp_path, model, params)
-    again, found = jaxpfl_models.load(tmp_path)
+    folders.save(tmp_path, model, params)
+    again, found = folders.load(tmp_path)
     assert again == model
     assert jax.tree.structure(found) == jax.tree.structure(params)
     assert_same(found, params)
@@ -42,13 +42,13 @@ def test_a_round_trip_is_exact(model, tmp_path):
 def test_functions_of_ones_own_are_in_no_file_and_given_to_the_loader(tmp_path):
     model = from_functions(lambda key: {"w": [jnp.ones(2)]}, lambda params, batch: batch["x"])
     params = {"w": [jnp.array([1.5, -2.0])]}
-    jaxpfl_models.save(tmp_path, model, params)
-    again, found = jaxpfl_models.load(tmp_path, model)
+    folders.save(tmp_path, model, params)
+    again, found = folders.load(tmp_path, model)
     assert again is model
     assert_same(found, params)
-    refusal(lambda: jaxpfl_models.load(tmp_path), "functions of one's own jaxpfl.load(FOLDER,")
+    refusal(lambda: folders.load(tmp_path), "functions of one's own jaxpfl.load(FOLDER,")
     other = from_functions(lambda key: {"w": [jnp.ones(3)]}, lambda params, batch: batch["x"])
-    refusal(lambda: jaxpfl_models.load(tmp_path, other), "'w.0' must have shape [3]")
+    refusal(lambda: folders.load(tmp_path, other), "'w.0' must have shape [3]")
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
@@ -58,8 +58,8 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
         (WORDS, wide, "parameter output_bias must be float32 [7], found"),
         (WORDS, nan, "parameter output_bias holds values that are not finite"),
     ):
-        refusal(lambda m=model, given=given: jaxpfl_models.save(tmp_path, m, given), words)
-    jaxpfl_models.save(tmp_path, WORDS, params)
+        refusal(lambda m=model, given=given: folders.save(tmp_path, m, given), words)
+    folders.save(tmp_path, WORDS, params)
     path = tmp_path / "config.json"
     settings = json.loads(path.read_text())
     for changed, words in (
@@ -74,4 +74,4 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
         ({"layers": 1}, "layer_1. is not part of the model"),
     ):
         path.write_text(json.dumps(settings | changed))
-        refusal(lambda: jaxpfl_models.load(tmp_path), f"{tmp_path} {words}")
+        refusal(lambda: folders.load(tmp_path), f"{tmp_path} {words}")

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS
+from jaxpfl.models.checkpoints.model_files import INDEX, WEIGHTS
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.models.layers.convolution import convolve, max_pool
-from jaxpfl.models.layers.winograd import pooled_3x3
+from jaxpfl.models.layers.convolution import convolve, max_pool, pooled_3x3
 from tests.trees import assert_close
 
 

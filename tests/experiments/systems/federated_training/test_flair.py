@@ -11,7 +11,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.export import export
-from jaxpfl.models.checkpoints import jaxpfl_models
+from jaxpfl.models.checkpoints import folders
 from tests.models.test_multi_label import safetensors_numpy, state_dict
 from tools.flair import main as write_flair
 
@@ -86,7 +86,7 @@ def test_two_private_rounds_from_frozen_weights_and_the_export_of_both(flair):
 
     export(flair / "run", flair / "exported", progress=False)
     assert "average_precision" in (flair / "exported" / "README.md").read_text()
-    model, params = jaxpfl_models.load(flair / "exported")
+    model, params = folders.load(flair / "exported")
     found = {path: (mean, variance) for path, mean, variance in model.statistics}
     for path, name in (("stem_norm", "bn1"), ("block_3.norm_2", "layer2.1.bn2")):
         for values, last in zip(found[path], ("mean", "var"), strict=True):
