@@ -40,8 +40,7 @@ from benchmarks.shapes import distilgpt2
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.draw import draw, probabilities
+from jaxpfl.text.generation.decoding import Decoding, draw, probabilities
 from jaxpfl.text.generation.sampling import sample
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 

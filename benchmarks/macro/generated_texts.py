@@ -124,7 +124,7 @@ def generated(
             releaser = releaser_of(algorithm, prepared, ledger)
         phases = Phases(Artifacts(folder / "artifacts", run=arm), releaser)
         author = METHODS[config.algorithm](Tuning(models, phases, folder), question and question.of)
-        texts = enough(lambda number, part: author.texts(number, later=part), options["texts"])
+        texts = enough(author.texts, options["texts"])
         if study.sends:
             spent = ledger.spent(options["delta"])
     said: dict[str, Any] = {"epsilon": spent}

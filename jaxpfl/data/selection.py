@@ -3,7 +3,7 @@
 Where a modeller would want to see examples of some kind, a generative model is trained on exactly
 these examples, and the modeller sees what it generates. Source: Augenstein et al. 2020 ("Generative
 models for effective ML on private, decentralized datasets"), Table 1 and section 2.1. T3 is
-`text.character.words.oov_words`, T6 `text.metrics.density.unlikely`.
+`text.character.words.oov_words`, T6 `text.metrics.prediction.unlikely`.
 
 A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a deployment every
 client applies the criterion to its own data, with public constants. `Population.keeping` returns

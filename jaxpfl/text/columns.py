@@ -14,10 +14,8 @@ _BLOCK = 65_536
 def text_column(population: Population, name: str = "text") -> Any:
     column = population.column(name)
     if isinstance(column, np.ndarray):
-        raise InputError(
-            f"population {population.name!r} must have a column {name!r} of text, found "
-            f"{column.dtype}"
-        )
+        expected = f"a column {name!r} of text, found {column.dtype}"
+        raise InputError(f"population {population.name!r} must have {expected}")
     return column
 
 

@@ -53,10 +53,8 @@ class Cut:
     def parse(cls, rule: str, tokeniser: Tokeniser | None = None) -> Self:
         """The rule of such a string; `InputError` for any other."""
         if (match := _RULE.fullmatch(rule)) is None:
-            raise InputError(
-                "a rule that cuts texts must be messages, sentences, words:N, documents:N or, in "
-                f"synthetic text, tokens:N, with N above 0, found {rule!r}"
-            )
+            rules = "messages, sentences, words:N, documents:N or, in synthetic text, tokens:N"
+            raise InputError(f"a rule of a cut must be {rules}, with N above 0, found {rule!r}")
         whole, joined, size = match.groups()
         return cls(whole or joined, int(size or 0), tokeniser)
 

@@ -116,19 +116,12 @@ def prefinetune(
                 chosen = state, rate, [losses]
         if chosen is None:
             low, high = settings.learning_rates
-            raise InputError(
-                f"prefinetune: no learning rate in [{low:g}, {high:g}] gave a finite loss on "
-                f"candidate {corpus.name!r}; choose lower ones"
-            )
+            rates = f"no learning rate in [{low:g}, {high:g}] gave a finite loss on"
+            raise InputError(f"prefinetune: {rates} candidate {corpus.name!r}; choose lower ones")
         state, rate, epochs = chosen
         for number in range(2, settings.epochs + 1):
             state, losses, _ = epoch(state, number)
             epochs.append(losses)
-    record = {
-        "learning_rate": rate,
-        "best_epoch": best_epoch,
-        "valid_loss": best_loss,
-        "trials": trials,
-        "epochs": epochs,
-    }
+    record: dict[str, Any] = {"learning_rate": rate, "trials": trials, "epochs": epochs}
+    record |= {"best_epoch": best_epoch, "valid_loss": best_loss}
     return Fitted(jax.device_get(best), record)

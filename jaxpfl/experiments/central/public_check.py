@@ -50,10 +50,8 @@ class PrivateContent:
             if corpus.fingerprint == self._clients.fingerprint:
                 raise _refused(what)
             return
-        (private, all_private), (public, all_public) = (
-            self._content(column),
-            contents(corpus, column),
-        )
+        private, all_private = self._content(column)
+        public, all_public = contents(corpus, column)
         # Only a part of a larger corpus is compared, which need not hold half of the clients' data.
         whole = corpus.num_examples <= _MOST
         if _mostly(public, all_private) or (whole and _mostly(private, all_public)):
@@ -196,7 +194,5 @@ def _compared(corpus: Population, clients: Population, *, alone: bool = True) ->
 
 
 def _refused(what: str) -> InputError:
-    return InputError(
-        f"{what} holds the private clients' own data, perhaps under another name: over half of it, "
-        "or of theirs, is in both; data cannot be public and private at once; name another source"
-    )
+    shared = "over half of it, or of theirs, and no data can be public and private at once"
+    return InputError(f"{what} holds the private clients' own data: {shared}; name another source")

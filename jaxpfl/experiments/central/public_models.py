@@ -100,10 +100,8 @@ class PublicModels:
         tokenizer.train_from_iterator(texts, self.vocab_size, 0, special_tokens=special, **shown)
         learned = tokenizer.get_vocab_size()
         if learned != self.vocab_size:
-            raise InputError(
-                f"vocab_size must be at most {learned}, the most tokens that can be learned from "
-                f"the corpora, found {self.vocab_size}"
-            )
+            most = f"{learned}, as many as can be learned from the corpora"
+            raise InputError(f"vocab_size must be at most {most}, found {self.vocab_size}")
         return Artifact({"tokenizer": tokenizer.to_str()})
 
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
@@ -132,17 +130,11 @@ class PublicModels:
                 f"the corpora {', '.join(names)} are too small to pretrain on: they fill "
                 f"{len(rows)} rows of {settings.sequence_length} tokens, expected at least 10"
             )
-        fitted = fit(
-            model,
-            initialised(model, jax.random.key(self.seed)),
-            {"tokens": rows[held_out:]},
-            settings.pretraining,
-            seed=self.seed,
-            valid={"tokens": rows[:held_out]},
-            mesh=data_mesh(settings.pretraining.batch_size),
-            folder=folder,
-            progress=self.progress,
-        )
+        start, train = initialised(model, jax.random.key(self.seed)), {"tokens": rows[held_out:]}
+        options: Any = {"seed": self.seed, "folder": folder, "progress": self.progress}
+        options |= {"valid": {"tokens": rows[:held_out]}}
+        options["mesh"] = data_mesh(settings.pretraining.batch_size)
+        fitted = fit(model, start, train, settings.pretraining, **options)
         record = {**fitted.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
         return Artifact(record, tree_arrays(fitted.params))
 

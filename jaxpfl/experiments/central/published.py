@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self, cast
 
@@ -50,30 +51,44 @@ class PublishedModel:
         if trained and settings.int8:
             trains = "the model is trained, and int8 weights cannot be"
             raise InputError(f"{name}.int8 must be false, found true: {trains}")
-        tokeniser = _own_tokeniser(settings, folder, model.vocab_size, name)
-        return cls(name, settings, folder, model, tokeniser)
+        tokeniser, expected = hugging_face(folder), model.vocab_size
+        if not (1 - _MOST_UNUSED) * expected <= tokeniser.vocab_size <= expected:
+            ids = f"{tokeniser.vocab_size} token ids, expected the {expected} of config.json"
+            other = "(vocab_size), or a few less: it is another model's"
+            raise InputError(f"{name}: the tokeniser of {folder} has {ids} {other}")
+        published = cls(name, settings, folder, model, tokeniser)
+        tokeniser.chat = published.chat
+        identity = files.sha256_file(with_tokenizer(folder) / TOKENIZER)
+        identity += repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
+        if tokeniser.chat is not None:
+            identity += repr((tokeniser.chat.source, tokeniser.chat.tokens))
+        label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
+        tokeniser.name = f"{label} {hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        return published
 
-    @property
+    @cached_property
     def chat(self) -> ChatTemplate | None:
         """The template by which prompts become messages; None leaves prompts as they are."""
-        return _chat_template(self.settings, self.folder, self.name)
+        use_chat = getattr(self.settings, "chat", False)
+        template = None if use_chat is False else read_template(self.folder)
+        if use_chat and template is None:
+            where = f"for {self.settings.path!r}, which has no chat template"
+            raise InputError(f"{self.name}.chat must be absent or false {where}, found true")
+        return template
 
     def require_decoder(self, because: str) -> None:
         """Refuses an encoder; `because` says what it cannot do."""
         if not isinstance(self.model, Decoder):
-            raise InputError(
-                f"{self.name}.path = {self.settings.path!r} must hold a decoder, found a "
-                f"{self.model.name}, {because}"
-            )
+            where, kind = f"{self.name}.path = {self.settings.path!r}", self.model.name
+            raise InputError(f"{where} must hold a decoder, found a {kind}, {because}")
 
     def require_positions(self, tokens: int, of: str) -> None:
         """Refuses a model that cannot read `tokens` tokens, the size of what `of` names."""
         positions = self.model.config.positions
         if tokens > positions:
-            raise InputError(
-                f"{self.name}.path = {self.settings.path!r} has {positions} positions, expected "
-                f"at least {tokens}, for {of}"
-            )
+            where = f"{self.name}.path = {self.settings.path!r}"
+            expected = f"at least {tokens}, for {of}"
+            raise InputError(f"{where} has {positions} positions, expected {expected}")
 
     def loaded(self, *, trained: bool = False, mesh: Mesh | None = None) -> LanguageModel:
         """The model with its weights, its adapters merged; an encoder is trained, never sampled."""
@@ -90,10 +105,8 @@ class PublishedModel:
         elif model.head:
             model = replace(model, causal=True)
         else:
-            raise InputError(
-                f"{self.name}.path = {settings.path!r} holds a {model.name} without a "
-                "language-model head, expected one: it predicts no next token"
-            )
+            where, head = f"{self.name}.path = {settings.path!r}", "a language-model head"
+            raise InputError(f"{where} holds a {model.name} without {head}, expected one")
         return LanguageModel(cast(Decoder, model), params, self.tokeniser, mesh=data_mesh())
 
 
@@ -109,46 +122,11 @@ def architecture_of(settings: PublishedModelConfig, folder: Path, name: str) -> 
         with named(f"{name}.is_decoder"):
             model = replace(model, causal=True)
     if not model.causal:
-        raise InputError(
-            f"{name}.path = {settings.path!r} holds a {model.name} encoder, expected a decoder, or "
-            f"is_decoder: true in section {name} (BERT and RoBERTa): it predicts no next token"
-        )
+        where = f"{name}.path = {settings.path!r} holds a {model.name} encoder"
+        expected = f"a decoder, or is_decoder: true in section {name} (BERT and RoBERTa)"
+        raise InputError(f"{where}, expected {expected}: it predicts no next token")
     for option, default in (("dtype", "float32"), ("int8", False), ("adapters", None)):
         if (value := getattr(settings, option)) != default:
-            raise InputError(
-                f"{name}.{option} must be absent for a {model.name}, found {value!r}: it is for "
-                "decoders only"
-            )
+            kind = f"a {model.name}, which is no decoder"
+            raise InputError(f"{name}.{option} must be absent for {kind}, found {value!r}")
     return model
-
-
-def _own_tokeniser(
-    settings: PublishedModelConfig, folder: Path, expected: int, name: str
-) -> FastTokeniser:
-    """A model's tokeniser, of `expected` ids; its name ends with a hash of all that it reads."""
-    tokeniser = hugging_face(folder)
-    if not (1 - _MOST_UNUSED) * expected <= tokeniser.vocab_size <= expected:
-        raise InputError(
-            f"{name}: the tokeniser of {folder} has {tokeniser.vocab_size} token ids, expected "
-            f"the {expected} of config.json (vocab_size), or a few less: it is another model's "
-            "tokeniser"
-        )
-    tokeniser.chat = _chat_template(settings, folder, name)
-    identity = files.sha256_file(with_tokenizer(folder) / TOKENIZER)
-    identity += repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
-    if tokeniser.chat is not None:
-        identity += repr((tokeniser.chat.source, tokeniser.chat.tokens))
-    label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
-    tokeniser.name = f"{label} {hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    return tokeniser
-
-
-def _chat_template(settings: PublishedModelConfig, folder: Path, name: str) -> ChatTemplate | None:
-    use_chat = getattr(settings, "chat", False)
-    template = None if use_chat is False else read_template(folder)
-    if use_chat and template is None:
-        raise InputError(
-            f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
-            "has no chat template"
-        )
-    return template

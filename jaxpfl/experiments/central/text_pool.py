@@ -28,10 +28,8 @@ TERMS = ("license", "licence", "attribution")
 def require_larger(pool: int, number: int, name: str) -> None:
     """Refuses a pool that has no more texts than are to be chosen; `name` says who asks."""
     if pool <= checks.positive_int(name, number):
-        raise InputError(
-            f"{name} must be below the number of texts to choose from, {pool:,} in all corpora, "
-            f"found {number:,}"
-        )
+        most = f"the number of texts to choose from, {pool:,} in all corpora"
+        raise InputError(f"{name} must be below {most}, found {number:,}")
 
 
 def choose_from(
@@ -78,11 +76,19 @@ def write(
     terms = [term for term in TERMS if any(term in corpus.columns for corpus in corpora.values())]
     table: dict[str, list[Any]] = {name: [] for name in ("text", *terms, "source", "weight")}
     for choice in choices.values():
-        rows = rows_by_corpus(choice.rows_M, sizes)
-        for name, corpus in corpora.items():
-            for column, values in _columns(corpus, cut[name], rows[name], terms).items():
-                table[column] += values
-            table["source"] += [name] * len(rows[name])
+        for name, rows in rows_by_corpus(choice.rows_M, sizes).items():
+            corpus, pieces = corpora[name], cut[name]
+            table["text"] += take(pieces.column("text"), rows).tolist()
+            table["source"] += [name] * len(rows)
+            documents = np.searchsorted(pieces.offsets, rows, side="right") - 1
+            for term in terms:
+                if term not in corpus.columns:
+                    table[term] += [None] * len(rows)
+                elif term in pieces.columns:
+                    table[term] += map(str, take(pieces.column(term), rows).tolist())
+                else:
+                    of_rows = (corpus.examples(document)[term] for document in documents.tolist())
+                    table[term] += ["; ".join(map(str, dict.fromkeys(v.tolist()))) for v in of_rows]
         table["weight"] += choice.weights_N[choice.rows_M].tolist()
     if "" not in choices:
         table["label"] = [label for label, choice in choices.items() for _ in choice.rows_M]
@@ -91,38 +97,20 @@ def write(
         parquet.write_table(pa.table(table), content)
         files.write_atomically(path, content.getvalue())
     else:
-        records = (
-            dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)
-        )
+        lines = zip(*table.values(), strict=True)
+        records = (dict(zip(table, values, strict=True)) for values in lines)
         written = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         files.write_atomically(path, "".join(written))
 
 
-def _columns(
-    corpus: Population, cut: Population, rows: np.ndarray, terms: list[str]
-) -> dict[str, list[str | None]]:
-    """The texts of some rows of `cut`, and their terms; None of a corpus without."""
-    columns = {"text": take(cut.column("text"), rows).tolist()}
-    documents = np.searchsorted(cut.offsets, rows, side="right") - 1
-    for term in terms:
-        if term not in corpus.columns:
-            columns[term] = [None] * len(rows)
-        elif term in cut.columns:
-            columns[term] = list(map(str, take(cut.column(term), rows).tolist()))
-        else:
-            values = (corpus.examples(document)[term].tolist() for document in documents.tolist())
-            columns[term] = ["; ".join(map(str, dict.fromkeys(of))) for of in values]
-    return columns
-
-
 def without_repeats(corpora: Mapping[str, Population]) -> tuple[dict[str, Population], int]:
     """The corpora without texts that are empty, or were there before; and how many these are."""
-    distinct, known, repeated = dict[str, Population](), set[str](), 0
+    distinct, before, repeated = dict[str, Population](), set[str](), 0
     for name, corpus in corpora.items():
         first = np.zeros(corpus.num_examples, bool)
         for row, text in enumerate(texts_of(corpus)):
-            first[row] = bool(text.strip()) and text not in known
-            known.add(text)
+            first[row] = bool(text.strip()) and text not in before
+            before.add(text)
         repeated += int(len(first) - first.sum())
         distinct[name] = corpus if first.all() else corpus.keeping(first)
     return distinct, repeated

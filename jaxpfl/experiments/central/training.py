@@ -182,14 +182,7 @@ def fit_adam(
     model: Model, columns: Columns, *, epochs: int, batch_size: int, learning_rate: float, seed: int
 ) -> Params:
     """Trains a new model by Adam at one learning rate, see `fit`; parameters on the host."""
-    settings = Training(
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        schedule="constant",
-        weight_decay=0.0,
-        clip_norm=None,
-    )
+    settings = Training(epochs, batch_size, learning_rate, "constant", 0.0, clip_norm=None)
     start = initialised(model, jax.random.fold_in(jax.random.key(seed), 0))
     return fit(model, start, columns, settings, seed=seed).params
 

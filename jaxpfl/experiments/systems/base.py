@@ -1,9 +1,8 @@
 """The protocol of a system, which is a folder whose module exposes an object `SYSTEM`.
 
-`Config` reads the config file. A `Study` is what the config describes: its plans, models, rounds
-and releases. It is made for the clients that `prepare` reads, on which it is carried out, or for
-made-up ones, for a dry run or an audit: both have one description. `experiments.carry_out` does the
-rest for all systems: the lock, `config.yaml`, the stamp of a run without privacy, and the page.
+A `Study` is made for the clients that `prepare` reads, on which it is carried out, or for made-up
+ones, for a dry run or an audit: both have one description. `experiments.carry_out` does the rest
+for all systems: the lock, `config.yaml`, the stamp of a run without privacy, and the page.
 """
 
 import importlib
@@ -94,18 +93,15 @@ class Made:
     def folders(self) -> list[Path]:
         """Of the models that are `written`, in their order."""
         weights = self.written.rglob("*.safetensors") if self.written else ()
-        return sorted(
-            {path.parent for path in weights}, key=lambda path: (len(path.name), path.name)
-        )
+        folders = {path.parent for path in weights}
+        return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
 
 
 def require_same(where: str, model: str, found: str, expected: str) -> None:
     """Refuses another public or published `model` in a place than the run's, by its SHA-256."""
     if found != expected:
-        raise InputError(
-            f"{where}: the {model} must be the one that the run used, with SHA-256 "
-            f"{expected[:12]}..., found {found[:12]}...: restore it"
-        )
+        used = f"with SHA-256 {expected[:12]}..., found {found[:12]}...: restore it"
+        raise InputError(f"{where}: the {model} must be the one that the run used, {used}")
 
 
 def exported_base(settings: Any, section: str, folder: str) -> "tuple[str, list[TrainedModel]]":

@@ -72,22 +72,19 @@ class Workspace:
         """Writes the config of a study that can be carried out; another leaves no directory."""
         head = f"# {self.stamp}\n" if self.stamp else ""
         for ledger in self.ledgers:
-            # Another process may have made it, and not written its first line yet.
-            if ledger.exists() and ledger.stat().st_size:
-                Ledger.read(ledger)
+            _begun(ledger)
         files.write_atomically(self.directory / CONFIG, head + to_yaml(self.config))
 
     @property
     def config_id(self) -> str:
         """Identifies the config: artifacts that are no release are stored under this name."""
-        config = self.config
-        return f"{config.system} {hashlib.sha256(to_yaml(config).encode()).hexdigest()[:12]}"
+        digest = hashlib.sha256(to_yaml(self.config).encode()).hexdigest()
+        return f"{self.config.system} {digest[:12]}"
 
     def artifacts(self, run: str | None = None, ledger: Ledger | None = None) -> Artifacts:
         """The store of the intermediate results of a run, by default of `config_id`."""
-        folder = self.directory / ARTIFACTS
-        name = self.config_id if run is None else run
-        return RunArtifacts(folder, run=name, ledger=ledger, private=not self.stamp)
+        named: Any = {"run": run or self.config_id, "ledger": ledger, "private": not self.stamp}
+        return RunArtifacts(self.directory / ARTIFACTS, **named)
 
     def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `result.json` with the system's name and the stamp, and returns its content.
@@ -130,22 +127,17 @@ class Workspace:
             folder = self.directory / "runs" / name
         if leads():
             folder.mkdir(parents=True, exist_ok=True)
-        config = to_mapping(self.config)
-        own = folder / "ledger.jsonl" if note else ledger_path(privacy, self.directory)
+        if ledger is None:
+            ledger = folder / "ledger.jsonl" if note else ledger_path(privacy, self.directory)
+        config = to_mapping(self.config) | ({"run name": name} if name else {})
+        public: Any = {"seed": run.seed, "reproducible_noise": run.reproducible_noise}
+        public |= {"start": start, "prior": tuple(prior), "note": note}
         return Run(
             folder,
             algorithm,
             population,
-            Setting(
-                config={**config, "run name": name} if name else config,
-                seed=run.seed,
-                reproducible_noise=run.reproducible_noise,
-                start=start,
-                prior=tuple(prior),
-                note=note,
-                resumed_as=self.directory,
-            ),
-            ledger=own if ledger is None else ledger,
+            Setting(config=config, resumed_as=self.directory, **public),
+            ledger=ledger,
             budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
             resume=(folder / "run.json").exists(),
             ask=ask,
@@ -204,23 +196,21 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
 
     The first one did not cover the study's later runs on the same ledger; `prior` as in `train`.
     """
-    return decide(f"the statement of {folder.name}", partial(_restated, folder, ledger, prior))
 
+    def restated() -> str:
+        expected = {"run": str, "plan": dict, "stamp": str, "note": str}
+        run, charges = files.read_record(folder / "run.json", expected), Ledger.read(ledger)
+        plan = Plan.from_dict(run["plan"])
+        statement = both_statements(charges, (run["run"], *prior), plan.delta, plan.accountant)
+        record = files.read_record(folder / RESULT, {"epsilons": dict})
+        record |= {"privacy": stamped(statement, run["stamp"], run["note"])}
+        if plan.private:
+            record["epsilons"][SHARED] = charges.spent(plan.delta, plan.accountant)
+        files.write_json(folder / RESULT, record)
+        write_run_page(folder)
+        return record["privacy"]
 
-def _restated(folder: Path, ledger: Path, prior: Sequence[str]) -> str:
-    expected = {"run": str, "plan": dict, "stamp": str, "note": str}
-    run, path = files.read_record(folder / "run.json", expected), folder / "result.json"
-    plan = Plan.from_dict(run["plan"])
-    runs = (run["run"], *prior)
-    statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
-    record = files.read_record(path, {"epsilons": dict})
-    record |= {"privacy": stamped(statement, run["stamp"], run["note"])}
-    if plan.private:
-        spent = Ledger.read(ledger).spent(plan.delta, plan.accountant)
-        record["epsilons"] = {**record["epsilons"], SHARED: spent}
-    files.write_json(path, record)
-    write_run_page(folder)
-    return record["privacy"]
+    return decide(f"the statement of {folder.name}", restated)
 
 
 def _ledgers(section: Any) -> Iterator[Path]:
@@ -240,16 +230,16 @@ def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | No
     adds none of its own.
     """
     limit = privacy.budget_epsilon
-    if limit is None and not simulated and not _is_limited(privacy.ledger):
-        limit = privacy.epsilon
+    if limit is None and not simulated:
+        shared = None if privacy.ledger is None else _begun(files.user_path(privacy.ledger))
+        limited = shared is not None and shared.recorded_budget is not None
+        limit = None if limited else privacy.epsilon
     return None if limit is None or privacy.delta is None else Budget(limit, privacy.delta)
 
 
-def _is_limited(ledger: str | None) -> bool:
-    if ledger is None or not (path := files.user_path(ledger)).exists():
-        return False
-    # Another process may have made it, and not written its first line yet.
-    return path.stat().st_size > 0 and Ledger.read(path).recorded_budget is not None
+def _begun(ledger: Path) -> Ledger | None:
+    """A ledger; None if another process has not made it, or not written its first line, yet."""
+    return Ledger.read(ledger) if ledger.exists() and ledger.stat().st_size else None
 
 
 def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:
@@ -286,15 +276,11 @@ def at_scale(
     for plan in plans:
         number = round(scaled_up.factor * plan.clients_per_round)
         if scaled_up.population < max(plan.population, number):
-            raise InputError(
-                f"scaled_up.population is {scaled_up.population}, expected at least the "
-                f"{plan.population} clients of the run and the {number} a round that "
-                "scaled_up.factor asks for"
-            )
+            least = f"the {plan.population} clients of the run and the {number} of a round"
+            given = f"scaled_up.population is {scaled_up.population}"
+            raise InputError(f"{given}, expected at least {least}")
         size = LargerPopulation(scaled_up.population, number, scaled_up.delta)
         events.append(plan.scaled_to(size).event())
-    name = (
-        f"{what}, in a deployment of {scaled_up.population:,} clients with {scaled_up.factor:g} "
-        "times as many in a round and the same noise of the mean"
-    )
+    more = f"{scaled_up.factor:g} times as many in a round and the same noise of the mean"
+    name = f"{what}, in a deployment of {scaled_up.population:,} clients with {more}"
     return {name: Guarantee.of_events(events, scaled_up.delta)}

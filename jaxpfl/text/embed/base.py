@@ -69,10 +69,8 @@ def embedded(
             given = given if isinstance(given, np.ndarray) else given.to_pylist()
             vectors = np.asarray(embedder(given))
             if vectors.shape != (len(given), embedder.dimension):
-                raise InputError(
-                    f"embedder {embedder.name!r} returned shape {vectors.shape}, expected "
-                    f"{(len(given), embedder.dimension)}"
-                )
+                shapes = f"shape {vectors.shape}, expected {(len(given), embedder.dimension)}"
+                raise InputError(f"embedder {embedder.name!r} returned {shapes}")
             yield slice(start, start + len(given)), vectors
             bar.update(total * (start + len(given)) // count)
 
@@ -81,10 +79,9 @@ def embeddings_of(population: Population) -> np.ndarray:
     """The column "embedding" that `embed` made: floats [examples, d]."""
     rows_NxD = population.columns.get("embedding")
     if not isinstance(rows_NxD, np.ndarray) or rows_NxD.ndim != 2 or rows_NxD.dtype.kind != "f":
-        raise InputError(
-            "the population must have a column 'embedding' of floats [examples, d], which "
-            f"text.embed.embed makes; found the columns {', '.join(map(repr, population.columns))}"
-        )
+        columns = ", ".join(map(repr, population.columns))
+        expected = "a column 'embedding' of floats [examples, d], see text.embed.embed"
+        raise InputError(f"the population must have {expected}, found {columns}")
     return rows_NxD
 
 

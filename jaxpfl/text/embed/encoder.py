@@ -36,7 +36,7 @@ from jaxpfl.models.checkpoints.tokenizer_files import (
 )
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed.base import as_texts
-from jaxpfl.text.tokenisers.base import clean
+from jaxpfl.text.tokenisers.base import clean, pad
 
 POOLINGS = ("mean", "cls")
 
@@ -85,16 +85,22 @@ class SentenceEncoder:
         tokenizer = read_tokenizer(path)
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= config.vocab_size:
-            raise InputError(
-                f"{path} has token ids up to {largest}, but the model's vocab_size is "
-                f"{config.vocab_size}"
-            )
+            last = f"{largest}, but the model's vocab_size is {config.vocab_size}"
+            raise InputError(f"{path} has token ids up to {last}")
         lower_case = bool(settings.get("do_lower_case"))
         if lower_case:
             lower = [tokenizers.normalizers.Lowercase()]
             before = [tokenizer.normalizer] if tokenizer.normalizer else []
             tokenizer.normalizer = tokenizers.normalizers.Sequence(lower + before)
-        self.max_length = _max_length(base, settings, config.positions)
+        length: Any = settings.get("max_seq_length")
+        if length is None:
+            others = read_object(base / "tokenizer_config.json", optional=True)
+            length = others.get("model_max_length")
+        length = config.positions if length is None else length
+        if type(length) in (int, float) and 0 < length < math.inf:
+            # A number such as 1e30 stands for "no limit".
+            length = min(int(length), config.positions)
+        self.max_length = positive_int(f"{base}: max_length", length)
         with faults(f"{path} cannot cut texts to {self.max_length} tokens"):
             tokenizer.enable_truncation(self.max_length)
         identity = [
@@ -119,7 +125,7 @@ class SentenceEncoder:
         vectors_NxD = np.empty((len(texts), self.dimension), np.float32)
         with faults(f"the tokenizer of {self.name} cannot encode a text", private=True):
             encodings = self._tokenizer.encode_batch_fast(texts)
-        ids = [encoding.ids for encoding in encodings]
+        ids: list[Any] = [encoding.ids for encoding in encodings]
         lengths_N = np.fromiter(map(len, ids), np.int32, len(ids))
         possible = _padded_lengths(self.max_length)
         padded_length_N = possible[np.searchsorted(possible, lengths_N)]
@@ -130,11 +136,9 @@ class SentenceEncoder:
             batch = max(1, tokens // padded_length)
             for start in range(0, len(rows), batch):
                 here = rows[start : start + batch]
-                tokens_BxL = np.zeros((batch, padded_length), np.int32)
-                for i, row in enumerate(here.tolist()):
-                    tokens_BxL[i, : lengths_N[row]] = ids[row]
-                lengths_B = np.zeros(batch, np.int32)
-                lengths_B[: len(here)] = lengths_N[here]
+                filled = [ids[row] for row in here] + [[]] * (batch - len(here))
+                tokens_BxL = np.maximum(pad(filled, padded_length), 0)
+                lengths_B = np.array(list(map(len, filled)), np.int32)
                 pending.append((here, self._run(self._params, tokens_BxL, lengths_B)))
         for here, vectors_BxD in pending:
             vectors_NxD[here] = np.asarray(vectors_BxD)[: len(here)]
@@ -171,19 +175,6 @@ def _padded_lengths(limit: int) -> np.ndarray:
     return np.append(_PADDED_LENGTHS[_PADDED_LENGTHS < limit], limit)
 
 
-def _max_length(folder: Path, settings: dict[str, Any], positions: int) -> int:
-    """The tokens after which texts are cut, from the first file that states them."""
-    length: Any = settings.get("max_seq_length")
-    if length is None:
-        others = read_object(folder / "tokenizer_config.json", optional=True)
-        length = others.get("model_max_length")
-    length = positions if length is None else length
-    if type(length) in (int, float) and 0 < length < math.inf:
-        # A number such as 1e30 stands for "no limit".
-        length = min(int(length), positions)
-    return positive_int(f"{folder}: max_length", length)
-
-
 def _stages(folder: Path) -> tuple[Path, str, bool]:
     """The folder of the encoder, the pooling, and whether vectors are normalised."""
     path = folder / "modules.json"
@@ -192,15 +183,17 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
     modules = files.read_json(path)
     try:
         kinds = [str(module["type"]).split(".")[-1] for module in modules]
-        places = [_inside(folder, str(module["path"])) for module in modules]
+        places = [PurePosixPath(str(module["path"])) for module in modules]
     except (TypeError, KeyError) as error:
         raise CorruptFile(f"{path} is not a list of modules with type and path") from error
+    for place in map(str, places):
+        if place.startswith("/") or ".." in place.split("/") or "\0" in place or len(place) > 255:
+            raise InputError(f"{path}: path {place!r} leaves the folder, or is none")
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise InputError(
-            f"{path}: the stages must be Transformer, Pooling and perhaps Normalize, "
-            f"found {', '.join(kinds)}"
-        )
-    config = read_object(places[1] / "config.json", optional=True)
+        expected = "Transformer, Pooling and perhaps Normalize"
+        raise InputError(f"{path}: the stages must be {expected}, found {', '.join(kinds)}")
+    encoder, pooling = folder / places[0], folder / places[1] / "config.json"
+    config = read_object(pooling, optional=True)
     mode = config.get("pooling_mode")
     if mode is None:
         names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
@@ -210,13 +203,5 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
             if key.startswith("pooling_mode_") and value
         ]
         mode = "+".join(modes) or "mean"
-    one_of(f"{places[1] / 'config.json'}: the pooling", mode, POOLINGS)
-    return places[0], mode, len(kinds) == 3
-
-
-def _inside(folder: Path, place: str) -> Path:
-    """A subfolder that modules.json names; refuses one outside the folder."""
-    path = PurePosixPath(place)
-    if path.is_absolute() or ".." in path.parts or "\0" in place or len(place) > 255:
-        raise InputError(f"{folder / 'modules.json'}: path {place!r} leaves the folder, or is none")
-    return folder / path
+    one_of(f"{pooling}: the pooling", mode, POOLINGS)
+    return encoder, mode, len(kinds) == 3

@@ -62,8 +62,13 @@ class HashedNgrams:
     def __call__(self, examples: Any) -> np.ndarray:
         texts = as_texts(examples)
         vectors_NxD = np.zeros((len(texts), self.dimension), np.float32)
-        for block in _blocks(texts):
-            vectors_NxD[block] = self._embed(texts[block])
+        characters, start = np.cumsum([0, *map(len, texts)]), 0
+        while start < len(texts):
+            most = characters[start] + _BLOCK_CHARACTERS
+            fitting = int(np.searchsorted(characters, most, "right")) - 1
+            stop = max(start + 1, min(start + _BLOCK_TEXTS, fitting))
+            vectors_NxD[start:stop] = self._embed(texts[start:stop])
+            start = stop
         return vectors_NxD
 
     def _embed(self, texts: list[str]) -> np.ndarray:
@@ -88,9 +93,13 @@ class HashedNgrams:
         first = np.zeros(len(hashes) + 1, bool)
         first[starts] = True
         pairs = np.flatnonzero(~first[1:-1])
-        buckets = _pair_buckets(hashes[pairs], hashes[pairs + 1])
-        pair_starts = np.searchsorted(pairs, starts)
-        neighbours = _damped_counts(buckets, pair_starts, _BUCKETS)
+        # Buckets of ordered pairs, by multiplicative hashing modulo 2^64.
+        mixed = hashes[pairs] * np.uint64(0x9E3779B97F4A7C15)
+        mixed += hashes[pairs + 1] * np.uint64(0xC2B2AE3D27D4EB4F)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        buckets = (mixed >> np.uint64(49)).astype(np.int64)
+        neighbours = _damped_counts(buckets, np.searchsorted(pairs, starts), _BUCKETS)
         vectors_NxD += _NEIGHBOURS_WEIGHT * (neighbours @ self._projection)
 
         norms_N = np.linalg.norm(vectors_NxD, axis=1, keepdims=True)
@@ -123,28 +132,7 @@ def _damped_counts(
     rounded in the same way in every batch.
     """
     text_of_token = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    _, which, counts = np.unique(
-        text_of_token * features + feature_of_token, return_inverse=True, return_counts=True
-    )
+    pairs = text_of_token * features + feature_of_token
+    _, which, counts = np.unique(pairs, return_inverse=True, return_counts=True)
     shares = (1.0 / np.sqrt(counts)).astype(np.float32)[which]
     return sparse.csr_matrix((shares, feature_of_token, starts), (len(starts) - 1, features))
-
-
-def _pair_buckets(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Buckets int64 of ordered pairs of hashes: multiplicative hashing, modulo 2^64."""
-    mixed = left * np.uint64(0x9E3779B97F4A7C15) + right * np.uint64(0xC2B2AE3D27D4EB4F)
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return (mixed >> np.uint64(49)).astype(np.int64)
-
-
-def _blocks(texts: list[str]) -> Iterator[slice]:
-    """Successive slices of the texts, of at most the sizes above."""
-    characters = np.cumsum([0, *map(len, texts)])
-    start = 0
-    while start < len(texts):
-        most = characters[start] + _BLOCK_CHARACTERS
-        fitting = int(np.searchsorted(characters, most, "right")) - 1
-        stop = max(start + 1, min(start + _BLOCK_TEXTS, fitting))
-        yield slice(start, stop)
-        start = stop

@@ -49,10 +49,8 @@ class HiddenStates:
     def __call__(self, examples: Any) -> np.ndarray:
         texts = clean(as_texts(examples))
         # An empty text is read as one of the first token.
-        rows = [
-            np.concatenate([self._first, row[: self._tokens] if len(row) else self._first])
-            for row in self._tokeniser.encode(texts)
-        ]
+        heads = (row[: self._tokens] for row in self._tokeniser.encode(texts))
+        rows = [np.concatenate([self._first, head if len(head) else self._first]) for head in heads]
         vectors_NxD = np.empty((len(rows), self.dimension), np.float32)
         # Padded to a power of two, in batches of one shape, so that few programs are compiled.
         longest = len(self._first) + self._tokens

@@ -58,9 +58,7 @@ class FewShot(Checked):
         computed again. Fewer samples than shots are refused.
         """
         if len(samples) < self.shots:
-            raise InputError(
-                f"a prompt needs {self.shots} different samples, found {len(samples)} samples"
-            )
+            raise InputError(f"a prompt needs {self.shots} different samples, found {len(samples)}")
         prompts = []
         for index in range(number):
             draws = generator_of(f"few-shot prompt {seed} {round} {index}")

@@ -20,7 +20,7 @@ from jaxpfl.text.generation.decoding import Decoding, cut
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.generation.sentences import generate_sentences
 from jaxpfl.text.microbatches import read
-from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
+from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -109,29 +109,10 @@ class LanguageModel(Writer):
         if not ids:
             return Generated([], np.zeros((0, responses), bool))
         prompts_PxL = pad(ids, max(map(len, ids)))
-        drawn_PxJxT = self.sampled(prompts_PxL, key, decoding, responses, progress)
+        options: Any = {"decoding": decoding, "responses": responses, "progress": progress}
+        options |= {"tokeniser": self.tokeniser, "mesh": self.mesh}
+        drawn_PxJxT = sample(self.model, self.params, prompts_PxL, key, **options)
         return self.read(drawn_PxJxT, decoding.stop)
-
-    def sampled(
-        self,
-        prompts_PxL: np.ndarray,
-        key: Array,
-        decoding: Decoding,
-        responses: int,
-        progress: bool,
-    ) -> np.ndarray:
-        """Token ids of responses, see `jaxpfl.text.generation.sampling.sample`."""
-        return sample(
-            self.model,
-            self.params,
-            prompts_PxL,
-            key,
-            decoding=decoding,
-            responses=responses,
-            tokeniser=self.tokeniser,
-            mesh=self.mesh,
-            progress=progress,
-        )
 
     def read(self, drawn_PxJxT: np.ndarray, stop: Sequence[str]) -> Generated:
         """The texts of sampled token ids, each cut before the first stop string."""
@@ -144,7 +125,7 @@ class LanguageModel(Writer):
             for j, row in enumerate(rows):
                 content = b"".join(token_bytes[i] for i in row if i not in left_out)
                 written = cut(content, stop)
-                texts[p].append(as_text(written))
+                texts[p].append(written.decode("utf-8", "replace"))
                 ended_PxJ[p, j] = row[-1] in left_out or len(written) < len(content)
         return Generated(texts, ended_PxJ)
 
@@ -170,10 +151,9 @@ def prompt_ids(tokeniser: Tokeniser, prompts: Sequence[str]) -> list[np.ndarray]
     for i, row in enumerate(ids):
         if not len(row):
             if tokeniser.end_of_text is None:
-                raise InputError(
-                    f"prompt {i} is empty, and the tokeniser {tokeniser.name} has neither a start "
-                    "token nor an end-of-text token to begin with: give it at least one character"
-                )
+                token = "neither a start nor an end-of-text token to begin with"
+                problem = f"prompt {i} is empty, and the tokeniser {tokeniser.name} has {token}"
+                raise InputError(f"{problem}: give it at least one character")
             ids[i] = np.array([tokeniser.end_of_text], np.int32)
     return ids
 

@@ -20,7 +20,7 @@ from jaxpfl.models.decoder.layers import Cache
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation import continuous_batching
 from jaxpfl.text.generation.continuous_batching import Requests, Sequences, Slots
-from jaxpfl.text.generation.draw import draw, keep_top_p, probabilities
+from jaxpfl.text.generation.decoding import draw, keep_top_p, probabilities
 from jaxpfl.text.microbatches import DATA
 
 KEY_IMPL, _KEY_WORDS = "threefry2x32", 2
@@ -85,14 +85,9 @@ def run_prefill_batch(
 
     if program.mesh is not None:
         whole, dealt = PartitionSpec(), PartitionSpec(DATA)
-        alone = jax.shard_map(
-            alone,
-            mesh=program.mesh,
-            in_specs=(whole, whole, dealt, dealt, whole),
-            out_specs=dealt,
-            axis_names={DATA},
-            check_vma=False,
-        )
+        specs: Any = {"in_specs": (whole, whole, dealt, dealt, whole), "out_specs": dealt}
+        specs |= {"axis_names": {DATA}, "check_vma": False}
+        alone = jax.shard_map(alone, mesh=program.mesh, **specs)
     return alone(params, controls, state, batch, last)
 
 
@@ -132,14 +127,8 @@ def _sequences(
             ends_S = jnp.logical_or(ends_S, stop_S == controls.table_NxV.shape[0] - 1)
         return ends_S, stop_S
 
-    return Sequences(
-        step=partial(program.model.step, params),
-        begin=begin,
-        draw=drawn,
-        ended=ended,
-        max_tokens=program.max_tokens,
-        key_impl=KEY_IMPL,
-    )
+    step = partial(program.model.step, params)
+    return Sequences(step, begin, drawn, ended, program.max_tokens, KEY_IMPL)
 
 
 @lru_cache(maxsize=32)

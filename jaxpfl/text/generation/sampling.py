@@ -22,16 +22,9 @@ from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
+from jaxpfl.text.generation import prefill
 from jaxpfl.text.generation.continuous_batching import Slots, collect
 from jaxpfl.text.generation.decoding import Decoding, stop_table
-from jaxpfl.text.generation.prefill import (
-    KEY_IMPL,
-    Controls,
-    Program,
-    idle_slots,
-    prefill_batches,
-    run_prefill_batch,
-)
 from jaxpfl.text.microbatches import DATA, placed
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits
 
@@ -84,48 +77,35 @@ def sample(
     bad_P = (lengths_P < 1) | (lengths_P > most)
     if bad_P.any():
         bad = int(np.argmax(bad_P))
-        raise InputError(
-            f"prompt {bad} must have 1 to {most} tokens, with which {decoding.max_new_tokens} new "
-            f"ones fit, found {lengths_P[bad]}"
-        )
+        expected = f"1 to {most} tokens, with which {decoding.max_new_tokens} new ones fit"
+        raise InputError(f"prompt {bad} must have {expected}, found {lengths_P[bad]}")
     params = packed_on_cpu(placed(params, mesh))
     number = len(prompts_PxL)
     drawn_NxT = np.full((number * responses, decoding.max_new_tokens), PAD, np.int32)
-    program = Program(
-        model=model,
-        mesh=mesh,
-        max_tokens=decoding.max_new_tokens,
-        ends=() if tokeniser is None else tokeniser.ends,
-        greedy=decoding.temperature == 0,
-        top_p=decoding.top_p < 1,
-    )
+    ends = () if tokeniser is None else tokeniser.ends
+    choices = {"greedy": decoding.temperature == 0, "top_p": decoding.top_p < 1}
+    program = prefill.Program(model, mesh, decoding.max_new_tokens, ends, **choices)
     controls = _controls(model, decoding, tokeniser)
     devices = 1 if mesh is None else mesh.shape[DATA]
     words_NxW = _request_words(key, number, responses)
     limit = model.config.positions
     possible = np.append(_PADDED_LENGTHS[_PADDED_LENGTHS < limit], limit)
     padded_length_P = possible[np.searchsorted(possible, lengths_P - 1)]
-    batches = [
-        (padded_length, batch, is_last)
-        for padded_length in np.unique(padded_length_P).tolist()
-        for batch, is_last in prefill_batches(
-            prompts_PxL,
-            np.flatnonzero(padded_length_P == padded_length),
-            words_NxW,
-            responses,
-            devices,
-            padded_length,
-            _prompts_per_batch(padded_length),
-        )
-    ]
+    batches = []
+    for padded_length in np.unique(padded_length_P).tolist():
+        group_G = np.flatnonzero(padded_length_P == padded_length)
+        requests = prompts_PxL, group_G, words_NxW, responses, devices
+        sizes = padded_length, _prompts_per_batch(padded_length)
+        batches += [(padded_length, *pair) for pair in prefill.prefill_batches(*requests, *sizes)]
     state: Slots | None = None
     logs: list[Array] = []
     for padded_length, batch, is_last in track(batches, "generating", progress=progress):
         room = padded_length + decoding.max_new_tokens
         if state is None:
             size = slots or _slots(model, room, devices)
-            state = idle_slots(model, mesh, size, room, devices)()
-        state, log = run_prefill_batch(program, params, controls, state, batch, jnp.bool(is_last))
+            state = prefill.idle_slots(model, mesh, size, room, devices)()
+        work = state, batch, jnp.bool(is_last)
+        state, log = prefill.run_prefill_batch(program, params, controls, *work)
         state = None if is_last else state
         logs.append(log)
         # The log is read late, so that the device always has work waiting.
@@ -156,8 +136,9 @@ def _slots(model: Decoder, room: int, devices: int) -> int:
 
 
 def _request_words(key: Array, prompts: int, responses: int) -> np.ndarray:
-    if str(jax.random.key_impl(key)) != KEY_IMPL:
-        key = jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl=KEY_IMPL)
+    if str(jax.random.key_impl(key)) != prefill.KEY_IMPL:
+        words = jax.random.bits(key, (2,), jnp.uint32)
+        key = jax.random.wrap_key_data(words, impl=prefill.KEY_IMPL)
 
     def of_prompt(p: Array) -> Array:
         own = jax.random.fold_in(key, p)
@@ -167,24 +148,17 @@ def _request_words(key: Array, prompts: int, responses: int) -> np.ndarray:
     return np.asarray(jax.random.key_data(keys_PxJ)).reshape(prompts * responses, -1)
 
 
-def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -> Controls:
-    vocab_size = model.vocab_size
-    ids, table_NxV = vocab_size, None
+def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -> prefill.Controls:
+    ids, table_NxV = model.vocab_size, None
     if tokeniser is not None:
-        check_fits(tokeniser, vocab_size)
+        check_fits(tokeniser, model.vocab_size)
         token_bytes = tokeniser.token_bytes()
         ids = len(token_bytes)
     if decoding.stop:
         if tokeniser is None:
-            raise InputError(
-                f"decoding.stop is {decoding.stop!r}, but without a tokeniser the text of a token "
-                "is not known: give a tokeniser, or no stop strings"
-            )
-        whole = (*token_bytes, *[b""] * (vocab_size - ids))
+            problem = "needs a tokeniser, by which the text of a token is known, found none"
+            raise InputError(f"decoding.stop = {decoding.stop!r} {problem}")
+        whole = (*token_bytes, *[b""] * (model.vocab_size - ids))
         table_NxV = jnp.asarray(stop_table(decoding.stop, whole))
-    return Controls(
-        temperature=jnp.float32(decoding.temperature),
-        top_p=jnp.float32(decoding.top_p),
-        banned_V=jnp.arange(vocab_size) >= ids,
-        table_NxV=table_NxV,
-    )
+    temperature, top_p = jnp.float32(decoding.temperature), jnp.float32(decoding.top_p)
+    return prefill.Controls(temperature, top_p, jnp.arange(model.vocab_size) >= ids, table_NxV)

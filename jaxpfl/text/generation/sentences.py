@@ -104,21 +104,14 @@ def _sample(
         logits_SxV = jnp.where(banned_V[None, :], -jnp.inf, logits_SxV / temperature)
         return jax.vmap(jax.random.categorical)(keys_S, logits_SxV).astype(jnp.int32)
 
-    sequences = slots.Sequences(
-        step=partial(model.step, params),
-        begin=begin,
-        draw=draw,
-        ended=lambda token_S, stop_S: (token_S == ids.end, stop_S),
-        max_tokens=max_tokens,
-        key_impl=jax.random.key_impl(keys_R),
-    )
+    def ended(token_S: Array, stop_S: Array) -> tuple[Array, Array]:
+        return token_S == ids.end, stop_S
+
+    step, key_impl = partial(model.step, params), jax.random.key_impl(keys_R)
+    sequences = slots.Sequences(step, begin, draw, ended, max_tokens, key_impl)
     words_RxW = jax.random.key_data(keys_R)
-    waiting = slots.Requests(
-        number_R=jnp.arange(requests, dtype=jnp.int32),
-        key_RxW=words_RxW,
-        token_R=jnp.full(requests, ids.start, jnp.int32),
-        count=count,
-    )
+    number_R = jnp.arange(requests, dtype=jnp.int32)
+    waiting = slots.Requests(number_R, words_RxW, jnp.full_like(number_R, ids.start), count)
     start = slots.idle(slots_of(model), words_RxW.shape[1], initial)
     return slots.run(sequences, start, waiting, jnp.bool(True))[1]
 
@@ -147,7 +140,5 @@ def generate_sentences(
 ) -> list[str]:
     """`number` sentences; sentence i is a function of (params, key, i) and the settings only."""
     keys_N = request_keys(key, number)
-    tokens_NxT = sample_tokens(
-        model, params, keys_N, max_tokens=max_tokens, temperature=temperature
-    )
-    return [vocabulary.decode(row) for row in tokens_NxT]
+    settings: Any = {"max_tokens": max_tokens, "temperature": temperature}
+    return [vocabulary.decode(row) for row in sample_tokens(model, params, keys_N, **settings)]

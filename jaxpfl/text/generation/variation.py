@@ -4,9 +4,7 @@
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
 language model, RoBERTa in the paper, draws others in their place. `Rephrase` is the variation of
 Aug-PE (Xie et al. 2024, section 4): a model that follows instructions writes the text in other
-words. The other two are substitutes, for a decoder that follows no instructions: `Redraw` replaces
-the tokens that `MaskAndFill` would mask, and reads only what is before each; `Continue` keeps a
-text's beginning and writes another end.
+words. `Redraw` and `Continue` are substitutes, for a decoder that follows no instructions.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +20,8 @@ from jax import Array
 from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
-from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints import pretrained, tokenizer_files
 from jaxpfl.models.checkpoints.model_files import read_object
-from jaxpfl.models.checkpoints.tokenizer_files import (
-    SETTINGS,
-    TOKENIZER,
-    framed,
-    read_tokenizer,
-    with_tokenizer,
-)
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
@@ -44,53 +35,57 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 @dataclass(frozen=True)
-class Continue(Checked):
-    """Keeps the first tokens of a text, which the writer continues.
+class WriterVariation(Checked):
+    """What the variations of a writer have in common.
 
     Attributes:
-      kept: the share of a text's tokens that stay, rounded down.
       tokens: the largest number of tokens of a variation.
       decoding: settings of the new tokens; its `max_new_tokens` is ignored.
       clean: applied to each variation before it is cut to `tokens`, such as `FewShot.response`.
     """
 
     writer: Writer
-    kept: OpenFraction = 0.5
     tokens: PositiveInt = 64
     decoding: Decoding = field(default_factory=Decoding)
     clean: Callable[[str], str] = str.strip
+
+    def finished(self, texts: Sequence[str], written: Sequence[str]) -> list[str]:
+        """What was written, cleaned and cut; a text itself in the place of an empty one."""
+        cut = self.writer.pieces(list(map(self.clean, written)), self.tokens)
+        return [new or old for new, old in zip(cut, texts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Continue(WriterVariation):
+    """Keeps the first tokens of a text, which the writer continues.
+
+    Attributes:
+      kept: the share of a text's tokens that stay, rounded down.
+    """
+
+    kept: OpenFraction = 0.5
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text; a text whose variation would be empty stays as it is."""
         tokeniser = self.writer.tokeniser
         rows = [row[: self.tokens] for row in tokeniser.encode(texts)]
-        starts = [
-            tokeniser.decode(row[: int(self.kept * len(row))]).rstrip("\ufffd") for row in rows
-        ]
+        heads = (row[: int(self.kept * len(row))] for row in rows)
+        starts = [tokeniser.decode(head).rstrip("\ufffd") for head in heads]
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
         # A model that answers messages continues the beginning, too.
-        written = self.writer.without_chat().write(starts, key, decoding=decoding).texts
-        joined = [self.clean(start + end) for start, (end,) in zip(starts, written, strict=True)]
-        cut = self.writer.pieces(joined, self.tokens)
-        return [new or old for new, old in zip(cut, texts, strict=True)]
+        ends = self.writer.without_chat().write(starts, key, decoding=decoding).texts
+        return self.finished(texts, [s + end for s, (end,) in zip(starts, ends, strict=True)])
 
 
 @dataclass(frozen=True)
-class Rephrase(Checked):
+class Rephrase(WriterVariation):
     """Asks the writer for the same text in other words, in one of `styles` drawn at random.
 
     Attributes:
       request: the prompt, with {style} and {text}; a model with a chat template reads it as the
         message of a user.
-      tokens: the largest number of tokens of a variation.
-      decoding: settings of the new tokens; its `max_new_tokens` is ignored.
-      clean: applied to each variation before it is cut to `tokens`, such as `FewShot.response`.
     """
 
-    writer: Writer
-    tokens: PositiveInt = 64
-    decoding: Decoding = field(default_factory=Decoding)
-    clean: Callable[[str], str] = str.strip
     request: str = (
         "Write the text below in other words, {style}. Keep its subject and about its length. "
         "Answer with the new text alone.\n\nText: {text}\n\nNew text:"
@@ -114,8 +109,7 @@ class Rephrase(Checked):
         ]
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
         written = self.writer.write(prompts, key, decoding=decoding).texts
-        cut = self.writer.pieces([self.clean(text) for (text,) in written], self.tokens)
-        return [new or old for new, old in zip(cut, texts, strict=True)]
+        return self.finished(texts, [text for (text,) in written])
 
 
 @dataclass(frozen=True)
@@ -217,30 +211,26 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
         kind = "a decoder"
         if isinstance(model, Encoder):
             kind = "a causal encoder" if model.causal else "an encoder without that head"
-        raise InputError(
-            f"{name} must be a masked language model: an encoder with a language-model head, "
-            f"found {kind}"
-        )
+        expected = "a masked language model: an encoder with a language-model head"
+        raise InputError(f"{name} must be {expected}, found {kind}")
     if _width(tokens + 2) > model.config.positions:
-        raise InputError(
-            f"{name} reads at most {model.config.positions} tokens at a time, expected at least "
-            f"{_width(tokens + 2)} for texts of {tokens} tokens"
-        )
+        most, least = model.config.positions, f"{_width(tokens + 2)} for texts of {tokens}"
+        raise InputError(f"{name} reads at most {most} tokens at a time, expected at least {least}")
     return MaskAndFill(model, params, hugging_face(folder), *_special_ids(folder), tokens=tokens)
 
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
-    folder = with_tokenizer(folder)
-    path = folder / TOKENIZER
-    tokenizer = read_tokenizer(path)
-    named = read_object(folder / SETTINGS, optional=True).get("mask_token")
+    folder = tokenizer_files.with_tokenizer(folder)
+    path = folder / tokenizer_files.TOKENIZER
+    tokenizer = tokenizer_files.read_tokenizer(path)
+    named = read_object(folder / tokenizer_files.SETTINGS, optional=True).get("mask_token")
     named = named.get("content") if isinstance(named, dict) else named
     masks = _MASKS if named is None else (named,)
     ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]
     mask = next((i for i in ids if i is not None), None)
     if mask is None:
         raise InputError(f"{path} has no mask token {' or '.join(map(repr, masks))}")
-    plain, whole = framed(tokenizer, path)
+    plain, whole = tokenizer_files.framed(tokenizer, path)
     if len(whole) < 2 or whole[1:-1] != plain:
         raise InputError(f"{path} must put one token before a text, one after")
     return mask, whole[0], whole[-1]

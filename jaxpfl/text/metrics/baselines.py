@@ -57,9 +57,8 @@ def scored_counts(
     possible_V = np.ones(len(counts_V), bool)
     if words:
         possible_V[[UNUSED, BOS]] = False
-    held_out_V = np.where(
-        possible_V, _target_counts("evaluation", evaluation_MxL, len(counts_V)), 0
-    )
+    targets_V = _target_counts("evaluation", evaluation_MxL, len(counts_V))
+    held_out_V = np.where(possible_V, targets_V, 0)
     total = int(held_out_V.sum())
     if total == 0:
         raise InputError("evaluation tokens must hold at least one target, found none")
@@ -68,10 +67,8 @@ def scored_counts(
     loss = -float(held_out_V @ log_probability_V) / total
     if words:
         smoothed_V[OOV] = 0
-    best = int(np.argmax(smoothed_V))
-    return UnigramBaseline(
-        perplexity=float(np.exp(loss)), accuracy=float(held_out_V[best]) / total, count=total
-    )
+    accuracy = float(held_out_V[np.argmax(smoothed_V)]) / total
+    return UnigramBaseline(float(np.exp(loss)), accuracy, count=total)
 
 
 def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray:

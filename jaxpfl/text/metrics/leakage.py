@@ -17,6 +17,7 @@ All numbers are exact counts of private data: PRIVATE.
 """
 
 import bisect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,10 +25,10 @@ import numpy as np
 import pyarrow.compute as pc
 from scipy import stats
 
+from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.text.columns import text_column
-from jaxpfl.text.metrics.repeats import CommonRuns
 
 LENGTHS = (5, 8, 13, 20)
 """Words in a row."""
@@ -38,6 +39,78 @@ CONTROL = "clients' own (control)"
 _MOST_TEXTS = 100_000
 # The most bytes of each side's texts: the texts of a client may be joined to one.
 _MOST_BYTES = 2**27
+
+
+class CommonRuns:
+    """The runs of words that several lists of texts have in common.
+
+    Words are parted by white space, without regard to case. They are sorted by what follows them in
+    their text, by doubling (Manber and Myers 1993, "Suffix arrays"): the runs of 2 w words are
+    ranked by the ranks of their two halves. A run that goes beyond its text is ranked before all
+    that continue it. The longest run that a text has in common with other texts begins at
+    neighbours of that order. Time and memory are those of as many sorts of all words as the longest
+    common run has binary digits.
+    """
+
+    def __init__(self, lists: Sequence[Sequence[str]]) -> None:
+        words = [text.lower().split() for texts in lists for text in texts]
+        length_T = np.fromiter(map(len, words), np.int64, len(words))
+        self._sizes = [len(texts) for texts in lists]
+        self._text_N = np.repeat(np.arange(len(words)), length_T)
+        self._end_N = np.repeat(length_T.cumsum(), length_T)
+        self._list_N = np.repeat(np.arange(len(lists)), self._sizes)[self._text_N]
+        self._ranks = self._ranked(list(itertools.chain.from_iterable(words)))
+        self._order_N = np.argsort(self._ranks[-1], kind="stable")
+
+    def longest(self, one: int, other: int) -> np.ndarray:
+        """The most words in a row of each text of a list that a text of another list has, too.
+
+        Args:
+          one, other: the places of the two lists, from 0.
+
+        Returns:
+          int64 [texts of `one`].
+        """
+        longest_T = np.zeros(sum(self._sizes), np.int64)
+        list_N = self._list_N[self._order_N]
+        own_M, others = np.flatnonzero(list_N == one), np.flatnonzero(list_N == other)
+        start_M, after_M = self._order_N[own_M], np.searchsorted(others, own_M)
+        if len(others):
+            for near_M in (np.maximum(after_M - 1, 0), np.minimum(after_M, len(others) - 1)):
+                common_M = self._common(start_M, self._order_N[others[near_M]])
+                np.maximum.at(longest_T, self._text_N[start_M], common_M)
+        return np.split(longest_T, np.cumsum(self._sizes)[:-1])[one]
+
+    def _ranked(self, words: list[str]) -> list[np.ndarray]:
+        """The ranks of the runs of 1, 2, 4 ... words from each word: int32 [words] each.
+
+        They end where no two lists have a run of so many words in common.
+        """
+        rank_N = text_array(words).dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        ranks, at_N, width = [rank_N.astype(np.int32)], np.arange(len(words)), 1
+        while True:
+            whole = np.flatnonzero(at_N + width <= self._end_N)
+            rank_W, list_W = ranks[-1][whole], self._list_N[whole]
+            one_of_them = np.zeros(len(words), np.int64)
+            one_of_them[rank_W] = list_W
+            if np.array_equal(one_of_them[rank_W], list_W):
+                return ranks
+            second_N = np.zeros(len(words), np.int64)
+            goes_on = np.flatnonzero(at_N + width < self._end_N)
+            second_N[goes_on] = ranks[-1][goes_on + width] + 1
+            pair_N = ranks[-1] * np.int64(len(words) + 1) + second_N
+            ranks.append(np.unique(pair_N, return_inverse=True)[1].astype(np.int32))
+            width *= 2
+
+    def _common(self, one_M: np.ndarray, other_M: np.ndarray) -> np.ndarray:
+        """The number of words that two texts begin with alike, read from two words on."""
+        common_M, last = np.zeros(len(one_M), np.int64), len(self._end_N) - 1
+        least_M = np.minimum(self._end_N[one_M] - one_M, self._end_N[other_M] - other_M)
+        for power in reversed(range(len(self._ranks))):
+            one, other = np.minimum(one_M + common_M, last), np.minimum(other_M + common_M, last)
+            same_M = self._ranks[power][one] == self._ranks[power][other]
+            common_M += np.where(same_M & (common_M + 2**power <= least_M), 2**power, 0)
+        return common_M
 
 
 def leakage(
@@ -80,7 +153,10 @@ def leakage(
         column.take(row_N).to_pylist()
         for column, (row_N, _) in zip(columns.values(), drawn, strict=True)
     ]
-    writers = {name: _some(texts, _MOST_TEXTS, draw) for name, texts in published.items()}
+    writers = {
+        name: [texts[int(i)] for i in draw.permutation(len(texts))[:_MOST_TEXTS]]
+        for name, texts in published.items()
+    }
     first = next(iter(writers))
     writers[CONTROL] = _as_long(lists[0], writers[first], draw)
     runs, owners = CommonRuns([*lists, *writers.values()]), [client_N for _, client_N in drawn]
@@ -94,10 +170,6 @@ def leakage(
         "verdict": "fails" if judged[first]["fails"] else verdict,
         "writers": judged,
     }
-
-
-def _some(texts: Sequence[str], number: int, draw: np.random.Generator) -> list[str]:
-    return [texts[int(i)] for i in draw.permutation(len(texts))[:number]]
 
 
 def _as_long(
@@ -127,15 +199,13 @@ def _drawn(
 
 def _judged(runs: CommonRuns, place: int, owners: list[np.ndarray]) -> dict[str, Any]:
     """What the texts of a place in `runs` have in common with the clients of both sides."""
-    by_words, longest_of_clients = {}, []
+    by_words, by_side = {}, []
     for number, (side, client_N) in enumerate(zip(SIDES, owners, strict=True)):
         by_words[side] = np.bincount(runs.longest(place, number)).tolist()
         longest = np.zeros(client_N[-1] + 1, np.int64)
         np.maximum.at(longest, client_N, runs.longest(number, place))
-        longest_of_clients.append(longest)
-    tests = [
-        _tested(words, *((longest >= words) for longest in longest_of_clients)) for words in LENGTHS
-    ]
+        by_side.append(longest)
+    tests = [_tested(words, *(longest >= words for longest in by_side)) for words in LENGTHS]
     return {"by_words": by_words, "tests": tests, "fails": any(test["fails"] for test in tests)}
 
 

@@ -50,10 +50,8 @@ class OOVRates:
 def check_token_rows(name: str, tokens: np.ndarray) -> None:
     """Refuses anything but a two-dimensional array of integers."""
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
-        raise InputError(
-            f"{name} must be a two-dimensional array of integers, found shape {tokens.shape} of "
-            f"{tokens.dtype}"
-        )
+        form = f"shape {tokens.shape} of {tokens.dtype}"
+        raise InputError(f"{name} must be a two-dimensional array of integers, found {form}")
 
 
 def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
@@ -66,11 +64,8 @@ def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
     check_token_rows("tokens", tokens_NxT)
     if tokens_NxT.size and np.all(tokens_NxT[:, 0] == BOS):
         tokens_NxT = tokens_NxT[:, 1:]
-    return OOVRates(
-        oov_T=np.count_nonzero(tokens_NxT == OOV, axis=0),
-        words_T=np.count_nonzero(_is_word(tokens_NxT), axis=0),
-        sentences=len(tokens_NxT),
-    )
+    oov_T, words_T = (np.count_nonzero(x, 0) for x in (tokens_NxT == OOV, _is_word(tokens_NxT)))
+    return OOVRates(oov_T, words_T, len(tokens_NxT))
 
 
 def oov_counts(tokens_NxT: np.ndarray) -> np.ndarray:

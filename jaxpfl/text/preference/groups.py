@@ -193,10 +193,8 @@ def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:
     """How many of a prompt's tokens are its text's, the others being those put around it."""
     (around,) = map(len, tokeniser.prompts([""]))
     if around > tokens:
-        raise InputError(
-            f"a prompt must have at least the {around} tokens that the tokeniser {tokeniser.name} "
-            f"puts around its text, found room for {tokens}"
-        )
+        least = f"the {around} tokens that the tokeniser {tokeniser.name} puts around its text"
+        raise InputError(f"a prompt must have at least {least}, found room for {tokens}")
     return tokens - around
 
 
@@ -234,26 +232,11 @@ def groups_of_texts(
     string, including what precedes that in a prompt, or else end-of-text, if the tokeniser has one.
     The end is left out where it does not fit into the row.
     """
-    prompt_rows = prompt_ids(tokeniser, prompts)
+    prompt_rows, number = prompt_ids(tokeniser, prompts), texts_NxG.shape[1]
     longest = prompt_tokens + response_tokens
     room_N = [longest - min(len(row), prompt_tokens) for row in prompt_rows]
-    number = texts_NxG.shape[1]
-    room = np.repeat(room_N, number).tolist()
-    flat = _with_ends(tokeniser, texts_NxG.ravel().tolist(), ended_NxG.ravel(), room, format)
-    return groups_of(
-        prompt_rows,
-        [flat[start : start + number] for start in range(0, len(flat), number)],
-        advantage_NxG,
-        prompt_tokens=prompt_tokens,
-        total_tokens=longest,
-    )
-
-
-def _with_ends(
-    tokeniser: Tokeniser, texts: list[str], ended: np.ndarray, room: list[int], format: FewShot
-) -> list[np.ndarray]:
-    """Token ids of responses, each with its end, unless it was cut or there is no room."""
-    rows = tokeniser.encode(texts)
+    texts = texts_NxG.ravel().tolist()
+    rows = longer = tokeniser.encode(texts)
     if format.stop:
         # Tokenised as one text, because a token may belong to both the response and its end.
         # The text between a sample and the next in a prompt, up to the end of the stop string.
@@ -263,9 +246,8 @@ def _with_ends(
         longer = tokeniser.encode([text + ending for text in texts])
     elif tokeniser.end_of_text is not None:
         longer = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]
-    else:
-        return rows
-    return [
-        with_end if by_itself and len(with_end) <= left else row
-        for row, with_end, by_itself, left in zip(rows, longer, ended, room, strict=True)
-    ]
+    ends = zip(rows, longer, ended_NxG.ravel(), np.repeat(room_N, number), strict=True)
+    flat = [end if by_itself and len(end) <= left else row for row, end, by_itself, left in ends]
+    groups = [flat[start : start + number] for start in range(0, len(flat), number)]
+    limits: Any = {"prompt_tokens": prompt_tokens, "total_tokens": longest}
+    return groups_of(prompt_rows, groups, advantage_NxG, **limits)

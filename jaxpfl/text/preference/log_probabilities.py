@@ -86,15 +86,12 @@ def check_fits(model: Decoder, groups: Groups) -> None:
     for ids in (groups.prompt_NxP, groups.responses_NxGxT):
         # A network would read another token in its place.
         if ids.size and not PAD <= ids.min() <= ids.max() < model.vocab_size:
-            raise InputError(
-                f"groups must have token ids in 0 .. {model.vocab_size - 1}, the model's "
-                f"vocabulary, or {PAD} as padding, found others"
-            )
+            last = f"{model.vocab_size - 1}, the model's vocabulary, or {PAD} as padding"
+            raise InputError(f"groups must have token ids in 0 .. {last}, found others")
     tokens = lengths(groups)
     longest_N = tokens[:, 0] + np.max(tokens[:, 1:], axis=1)
     row = int(np.argmax(longest_N))
     if longest_N[row] > model.config.positions:
-        raise InputError(
-            f"group {row} has {longest_N[row]} tokens in prompt and response, expected at most "
-            f"{model.config.positions}, the number of the model's positions"
-        )
+        most = f"{model.config.positions}, the number of the model's positions"
+        expected = f"tokens in prompt and response, expected at most {most}"
+        raise InputError(f"group {row} has {longest_N[row]} {expected}")

@@ -9,17 +9,14 @@ several ids is their bytes decoded as UTF-8, where invalid bytes become U+FFFD.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from jaxpfl.checks import positive_int
 from jaxpfl.data.columns import without_surrogates
-from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
-from jaxpfl.text.columns import text_column
 
 
 class Tokeniser:
@@ -62,7 +59,7 @@ class Tokeniser:
             if not 0 <= token < len(pieces):
                 raise InputError(f"ids must lie in 0 .. {len(pieces) - 1}, found {token}")
             content.append(pieces[token])
-        return as_text(b"".join(content))
+        return b"".join(content).decode("utf-8", "replace")
 
     def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes that each id adds to the text before it; special tokens add none."""
@@ -89,25 +86,10 @@ def text_rows(tokeniser: Tokeniser, texts: Sequence[str], tokens: int) -> np.nda
     there is room for it, end-of-text; a longer text is cut and has no end.
     """
     positive_int("tokens", tokens)
-    start, end = (
-        np.array([] if token is None else [token], np.int32)
-        for token in (tokeniser.start, tokeniser.end_of_text)
-    )
+    around = tokeniser.start, tokeniser.end_of_text
+    start, end = (np.array([] if token is None else [token], np.int32) for token in around)
     rows = [np.concatenate([start, row, end]) for row in tokeniser.encode(texts)]
     return pad(rows, tokens + len(start))
-
-
-@dataclass(frozen=True)
-class TextEncoder:
-    """Encodes clients' texts with a tokeniser, as a `Vocabulary` does with words."""
-
-    tokeniser: Tokeniser
-
-    def encode(self, population: Population, sequence_length: int) -> Population:
-        """The population with "tokens" as its only column: `text_rows` of its texts."""
-        texts = text_column(population).to_pylist()
-        tokens = text_rows(self.tokeniser, texts, sequence_length)
-        return population.with_columns({"tokens": tokens})
 
 
 def packed(sequences: Sequence[np.ndarray], length: int, end_of_text: int) -> np.ndarray:
@@ -127,15 +109,8 @@ def packed(sequences: Sequence[np.ndarray], length: int, end_of_text: int) -> np
 def check_fits(tokeniser: Tokeniser, vocab_size: int) -> None:
     """Refuses a tokeniser with more ids than the `vocab_size` of a model; fewer are usual."""
     if tokeniser.vocab_size > vocab_size:
-        raise InputError(
-            f"the tokeniser {tokeniser.name} has token ids up to {tokeniser.vocab_size - 1}, "
-            f"but the model's vocab_size is {vocab_size}"
-        )
-
-
-def as_text(content: bytes) -> str:
-    """UTF-8 bytes as text; invalid bytes become U+FFFD."""
-    return content.decode("utf-8", "replace")
+        last = f"{tokeniser.vocab_size - 1}, but the model's vocab_size is {vocab_size}"
+        raise InputError(f"the tokeniser {tokeniser.name} has token ids up to {last}")
 
 
 def clean(texts: Sequence[str]) -> list[str]:

@@ -32,9 +32,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[str]) -> list[str]:
         """For each message the text of a chat in which the user has sent it, up to the answer."""
         shared = {**self.tokens, "add_generation_prompt": True}
-        variables = [
-            {**shared, "messages": [{"role": "user", "content": message}]} for message in messages
-        ]
+        users = ([{"role": "user", "content": message}] for message in messages)
+        variables = [{**shared, "messages": message} for message in users]
         with named(f"{self.place}: the chat template cannot be filled in"):
             return bounded_jinja.fill_in(self.source, variables)
 
@@ -54,10 +53,9 @@ def read_template(folder: Path) -> ChatTemplate | None:
         entries = [entry for entry in source if isinstance(entry, dict)]
         named = {str(entry.get("name")): entry.get("template") for entry in entries}
         if "default" not in named:
-            raise InputError(
-                f"{place}: one of several chat templates must be called 'default', found "
-                f"{', '.join(map(repr, named))}"
-            )
+            names = ", ".join(map(repr, named))
+            what = "one of several chat templates must be called 'default'"
+            raise InputError(f"{place}: {what}, found {names}")
         source = named["default"]
     if source is None:
         return None

@@ -59,10 +59,9 @@ class FastTokeniser(Tokeniser):
         tokens = set(ids.values())
         for what, token in (("start", start), *(("end-of-text", end) for end in self.ends)):
             if token is not None and token not in tokens:
-                raise InputError(
-                    f"the tokeniser {name} has {len(tokens)} ids up to {self.vocab_size - 1}, and "
-                    f"{token}, found for its {what} token, is none of them"
-                )
+                last = self.vocab_size - 1
+                problem = f"{len(tokens)} ids up to {last}, but no {token}, its {what} token"
+                raise InputError(f"the tokeniser {name} has {problem}")
         self._ids = ids
         self._tokenizer = tokenizer
         tokenizer.no_padding()
@@ -79,7 +78,13 @@ class FastTokeniser(Tokeniser):
         """
         if self.chat is None:
             return super().prompts(texts)
-        messages = [self._without_special(text) for text in clean(texts)]
+        messages = clean(texts)
+        for i, message in enumerate(messages):
+            # Repeated, because the rest may join to another one.
+            while any(token in message for token in self._special):
+                for token in self._special:
+                    message = message.replace(token, "")
+            messages[i] = message
         return self._encoded(self._parsing, self.chat.render(messages))
 
     def _encoded(self, tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
@@ -105,13 +110,6 @@ class FastTokeniser(Tokeniser):
         parsing.encode_special_tokens = False
         return parsing
 
-    def _without_special(self, text: str) -> str:
-        # Repeated, because the rest may join to another one.
-        while any(token in text for token in self._special):
-            for token in self._special:
-                text = text.replace(token, "")
-        return text
-
     def save(self, folder: str | Path) -> None:
         """Writes the files of a Hugging Face folder from which `hugging_face` reads it again.
 
@@ -120,20 +118,15 @@ class FastTokeniser(Tokeniser):
         """
         pieces = {token: piece for piece, token in self._ids.items()}
         named = {"eos_token": self.end_of_text, "bos_token": self.start}
-        settings = {role: pieces[token] for role, token in named.items() if token is not None}
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        settings["add_bos_token"] = self.start is not None
+        settings |= {role: pieces[token] for role, token in named.items() if token is not None}
         ids: dict[str, Any] = {} if self.start is None else {"bos_token_id": self.start}
         if self.ends:
             ids["eos_token_id"] = self.ends[0] if len(self.ends) == 1 else list(self.ends)
         folder = files.user_path(folder)
-        files.write_atomically(folder / "tokenizer.json", self._tokenizer.to_str())
-        files.write_json(
-            folder / "tokenizer_config.json",
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "add_bos_token": self.start is not None,
-                **settings,
-            },
-        )
+        files.write_atomically(folder / TOKENIZER, self._tokenizer.to_str())
+        files.write_json(folder / SETTINGS, settings)
         files.write_json(folder / "generation_config.json", ids)
         if self.chat is not None:
             files.write_atomically(folder / CHAT_FILE, self.chat.source)
@@ -157,10 +150,9 @@ class FastTokeniser(Tokeniser):
             return "word"
         if kinds & {"ByteFallback", "Metaspace"}:
             return "piece"
-        raise InputError(
-            f"the decoder of the tokeniser {self.name} must be ByteLevel, ByteFallback, Metaspace "
-            f"or WordPiece, found {decoder.get('type')}"
-        )
+        expected = "ByteLevel, ByteFallback, Metaspace or WordPiece"
+        what = f"the decoder of the tokeniser {self.name}"
+        raise InputError(f"{what} must be {expected}, found {decoder.get('type')}")
 
     @cached_property
     def _bytes(self) -> tuple[bytes, ...]:
@@ -178,9 +170,7 @@ class FastTokeniser(Tokeniser):
             elif self._style == "piece":
                 token_bytes[i] = piece.replace("\u2581", " ").encode()
             elif self._style == "word":
-                token_bytes[i] = (
-                    piece[2:].encode() if piece.startswith("##") else f" {piece}".encode()
-                )
+                token_bytes[i] = f" {piece}".removeprefix(" ##").encode()
             else:
                 token_bytes[i] = piece.encode()
         return tuple(token_bytes)
@@ -220,9 +210,8 @@ def hugging_face(name: str | Path) -> FastTokeniser:
             return None
         id_ = tokenizer.token_to_id(token) if isinstance(token, str) else None
         if id_ is None:
-            raise InputError(
-                f"{own / SETTINGS}: {role} must be a token of tokenizer.json, found {token!r}"
-            )
+            what = f"{role} must be a token of tokenizer.json"
+            raise InputError(f"{own / SETTINGS}: {what}, found {token!r}")
         return id_
 
     end, ends = named("eos_token"), []
@@ -234,19 +223,12 @@ def hugging_face(name: str | Path) -> FastTokeniser:
                 continue
             is_id = type(token) is int and 0 <= token < 2**32
             if not is_id or tokenizer.id_to_token(token) is None:
-                raise InputError(
-                    f"{folder / file}: eos_token_id must be an id of tokenizer.json, found "
-                    f"{token!r}"
-                )
+                what = "eos_token_id must be an id of tokenizer.json"
+                raise InputError(f"{folder / file}: {what}, found {token!r}")
             ends.append(token)
     start = named("bos_token")
     if not settings.get("add_bos_token"):
         plain, whole = framed(tokenizer, path)
         start = whole[0] if whole and whole[1:] == plain else None
-    return FastTokeniser(
-        tokenizer,
-        name=Path(str(name)).name or folder.name,
-        end_of_text=ends[0] if end is None and ends else end,
-        ends=ends,
-        start=start,
-    )
+    label, first = Path(str(name)).name or folder.name, ends[0] if end is None and ends else end
+    return FastTokeniser(tokenizer, name=label, end_of_text=first, ends=ends, start=start)

@@ -48,10 +48,8 @@ def public_words(source: str | Population, size: int | None) -> Vocabulary:
             raise InputError(f"vocabulary {source!r}: {files.missing(path)}")
         return of_size(Vocabulary.load(path), size, source)
     if size is None:
-        raise InputError(
-            f"vocabulary {source!r} has no size of its own: say how many ids are to be used, for "
-            f"example 10004 for the 10000 most frequent words and the {len(SPECIALS)} special ones"
-        )
+        advice = f"10004 for the 10000 most frequent words and the {len(SPECIALS)} special ones"
+        raise InputError(f"vocabulary {source!r} has no size: say how many ids, as {advice}")
     if path.name.endswith(_ENDINGS):
         ranked = [pair for pair in read_counts(path).items() if pair[0] not in SPECIALS]
         vocabulary = Vocabulary.from_ranked(ranked, size, 0, source=path.name, splitting="spaces")
@@ -80,8 +78,7 @@ def why_missing(source: str) -> str:
 def of_size(vocabulary: Vocabulary, size: int | None, source: str) -> Vocabulary:
     """Refuses another number of ids: a model of `size` ids would have some without a word."""
     if size is not None and len(vocabulary) != size:
-        raise InputError(
-            f"vocabulary {source!r} has {len(vocabulary)} ids, expected vocab_size = {size}: give "
-            "more public text or a smaller vocab_size"
-        )
+        ids = f"{len(vocabulary)} ids, expected vocab_size = {size}"
+        advice = "give more public text or a smaller vocab_size"
+        raise InputError(f"vocabulary {source!r} has {ids}: {advice}")
     return vocabulary

@@ -71,10 +71,8 @@ class Vocabulary:
         if len(set(self.tokens)) != len(self.tokens):
             raise InputError("tokens must be distinct, found a duplicate")
         if len(self.counts) != len(self.tokens):
-            raise InputError(
-                f"counts must have one value per token ({len(self.tokens)}), "
-                f"found {len(self.counts)}"
-            )
+            number = len(self.tokens)
+            raise InputError(f"counts must have {number}, one per token, found {len(self.counts)}")
 
     @classmethod
     def from_texts(
@@ -109,12 +107,9 @@ class Vocabulary:
             raise InputError(f"size must exceed the {len(SPECIALS)} special tokens, found {size}")
         ranked, others = ranked[: size - len(SPECIALS)], ranked[size - len(SPECIALS) :]
         oov = sum(count for _, count in others)
-        return cls(
-            tokens=SPECIALS + tuple(word for word, _ in ranked),
-            counts=(0, 0, sentences, oov) + tuple(count for _, count in ranked),
-            source=source,
-            splitting=splitting,
-        )
+        tokens = SPECIALS + tuple(word for word, _ in ranked)
+        counts = (0, 0, sentences, oov) + tuple(count for _, count in ranked)
+        return cls(tokens, counts, source, splitting)
 
     @classmethod
     def from_public(cls, source: str | Path | Population, size: int) -> "Vocabulary":
@@ -161,7 +156,14 @@ class Vocabulary:
         positive_int("sequence_length", sequence_length)
         tokens = population.columns.get("tokens")
         if isinstance(tokens, Sequences):
-            self._check_encoded(population.name, tokens)
+            encoding = tokens.encoding
+            if encoding.get("vocabulary_sha256") != self.sha256:
+                ours = f"{len(self)} words of {self.source}, split as {self.splitting!r}"
+                theirs = f"{encoding.get('vocabulary_size')} words of {encoding.get('vocabulary')}"
+                theirs += f", split as {encoding.get('splitting')!r}"
+                advice = "set data.vocabulary to the folder with the tokens, or convert again"
+                expected = f"but the model's vocabulary is the {ours}: {advice}"
+                raise InputError(f"{population.name} was tokenised with the {theirs}, {expected}")
             return population.with_columns({"tokens": Padded(tokens, sequence_length + 1)})
         ids = np.full((population.num_examples, sequence_length + 1), PAD, np.int32)
         ids[:, 0] = BOS
@@ -223,17 +225,6 @@ class Vocabulary:
     def _words(self) -> pa.Array:
         return pa.array(self.tokens[OOV + 1 :], pa.large_string())
 
-    def _check_encoded(self, name: str, tokens: Sequences) -> None:
-        encoding = tokens.encoding
-        if encoding.get("vocabulary_sha256") != self.sha256:
-            raise InputError(
-                f"{name} was tokenised with the {encoding.get('vocabulary_size')} words of "
-                f"{encoding.get('vocabulary')}, split as {encoding.get('splitting')!r}, but the "
-                f"model's vocabulary is the {len(self)} words of {self.source}, split as "
-                f"{self.splitting!r}: set data.vocabulary to the folder with the tokens, or "
-                "convert the texts again"
-            )
-
     def __contains__(self, word: object) -> bool:
         """Whether a word of a text has an id of its own; never true of a special token."""
         return word in self.ids
@@ -256,23 +247,17 @@ class Vocabulary:
         The result is as long as the vocabulary, or has `size` entries; the additional ids count 0.
         """
         if not self.counts[EOS]:
-            raise InputError(
-                f"{self.source} does not say how many sentences were counted, so that the "
-                "frequency of the end of a sentence is unknown: set unigram_prior: false"
-            )
+            problem = "does not say how many sentences were counted: set unigram_prior: false"
+            raise InputError(f"{self.source} {problem}")
         counts = list(self.counts) + [0] * ((size or len(self)) - len(self))
         total = sum(counts) + len(counts)
         return tuple(math.log((count + 1) / total) for count in counts)
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file completely or not at all."""
-        record = {
-            "format": _FORMAT,
-            "source": self.source,
-            "splitting": self.splitting,
-            "tokens": self.tokens[len(SPECIALS) :],
-            "counts": self.counts,
-        }
+        tokens = self.tokens[len(SPECIALS) :]
+        values = _FORMAT, self.source, self.splitting, tokens, self.counts
+        record = dict(zip(_FIELDS, values, strict=True))
         files.write_atomically(files.user_path(path), json.dumps(record, ensure_ascii=True) + "\n")
 
     @classmethod

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.text.generation.draw import draw, keep_top_p, probabilities
+from jaxpfl.text.generation.decoding import draw, keep_top_p, probabilities
 
 
 def weights_of(seed, vocabulary, rows=5):

@@ -14,8 +14,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.text.generation import prefill
 from jaxpfl.text.generation import sampling as sampling_module
-from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.draw import draw, keep_top_p, probabilities
+from jaxpfl.text.generation.decoding import Decoding, draw, keep_top_p, probabilities
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.tokenisers.base import Tokeniser, pad
 

@@ -7,7 +7,7 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
-from jaxpfl.text.metrics.density import log_densities, unlikely
+from jaxpfl.text.metrics.prediction import log_densities, unlikely
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS
 
 MODEL = CIFGLanguageModel(vocab_size=12, embedding=4, hidden=6, projection=4)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from jaxpfl.text.metrics.repeats import CommonRuns
+from jaxpfl.text.metrics.leakage import CommonRuns
 
 
 def plain(text, corpus):

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from jaxpfl.data.population import Population
 from jaxpfl.models import PAD
-from jaxpfl.text.tokenisers.base import TextEncoder, packed, pad, text_rows
+from jaxpfl.text.tokenisers.base import packed, pad, text_rows
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
 
 BYTES = UTF8Bytes()
@@ -32,14 +31,6 @@ def test_a_row_has_a_start_and_an_end_where_there_is_room():
     )
     assert text_rows(WithStart(), [], 3).shape == (0, 4)
     assert text_rows(WithStart(), ["a"], 3).dtype == np.int32
-
-
-def test_clients_texts_become_tokens_alone():
-    clients = Population({"text": ["a", "b", "c"]}, np.array([0, 1, 3]), ["x", "y"], "here")
-    found = TextEncoder(BYTES).encode(clients, 2)
-    assert list(found.columns) == ["tokens"]
-    np.testing.assert_array_equal(found.columns["tokens"], [[97, 256], [98, 256], [99, 256]])
-    assert found.fingerprint == clients.fingerprint
 
 
 def test_packed_rows_lose_no_token_and_mark_every_end():

@@ -97,11 +97,6 @@ class Author:
         """The tokens of the longest prompt and its answer, with a start token."""
         return self.settings.prompt_tokens + self.settings.new_tokens + 1
 
-    def require(self) -> None:
-        """Refuses a published model that is not at hand, or cannot read or write such texts."""
-        if self.published is not None:
-            self.published.require_positions(self.positions, "prompts of the public texts")
-
     def loaded(self, progress: bool = False) -> Writer:
         """The model; one that is no published model is first pretrained on the corpora."""
         generator = self.config.generator
@@ -130,10 +125,9 @@ class Author:
         def tried() -> Artifact:
             written = self.texts(writer, samples, _TRIED, 0, False)
             if not written.arrays["texts"].size:
-                raise InputError(
-                    f"writer.generator answered {_TRIED} prompts of public texts with empty texts: "
-                    "it needs more pretraining, or must be another model; nothing was released"
-                )
+                problem = f"answered {_TRIED} prompts of public texts with empty texts"
+                advice = "it needs more pretraining, or must be another model"
+                raise InputError(f"writer.generator {problem}: {advice}; nothing was released")
             return written
 
         store.load_or_compute("tried writer", tried)
@@ -158,14 +152,11 @@ class Author:
             compute = partial(self._asked, writer, samples, round, progress)
             stored = store.load_or_compute(f"written {round}", compute, made_from)
             written += stored.arrays["texts"].tolist()
-            refused = stored.record.get("refused", 0)
-            if not written:
-                rounds.append(_about(choice, len(public), refused))
-                continue
-            corpus = from_clients({WRITTEN: {"text": written}})
-            pool, _ = text_pool.without_repeats({**self.pool, WRITTEN: corpus})
-            choice = choose(pool)
-            rounds.append(_about(choice, len(public), refused))
+            if written:
+                corpus = from_clients({WRITTEN: {"text": written}})
+                pool, _ = text_pool.without_repeats({**self.pool, WRITTEN: corpus})
+                choice = choose(pool)
+            rounds.append(_about(choice, len(public), stored.record.get("refused", 0)))
         return choice, pool, rounds
 
     def _asked(

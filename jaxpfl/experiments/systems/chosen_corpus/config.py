@@ -55,9 +55,8 @@ class LabelsConfig(Checked):
 
     def check_fields(self) -> None:
         if len(self.names) < 2 or len(set(self.names)) < len(self.names) or "" in self.names:
-            raise InputError(
-                f"labels.names must be two labels or more, each once, found {list(self.names)}"
-            )
+            names = list(self.names)
+            raise InputError(f"labels.names must be two labels or more, each once, found {names}")
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,8 @@ class Config(Checked):
         if len(set(names)) < len(names):
             raise InputError(f"embedder and judge must differ from each other, found {names}")
         if self.labels is not None and self.texts < len(self.labels.names):
-            raise InputError(
-                f"texts must be at least the number of labels, {len(self.labels.names)}, found "
-                f"{self.texts}"
-            )
+            labels = len(self.labels.names)
+            raise InputError(f"texts must be at least {labels}, one a label, found {self.texts}")
         if not self.corpora:
             raise InputError("corpora must name at least one public source, found none")
         if self.writer is not None and self.labels is not None:
@@ -112,20 +109,13 @@ class Config(Checked):
         if self.writer is not None and WRITTEN in self.corpora:
             raise InputError(f"corpora.{WRITTEN} must have another name: it is the writer's corpus")
         if self.writer is not None and self.texts < SHOTS:
-            raise InputError(
-                f"texts must be at least {SHOTS} with a writer, whose prompts are made of so many "
-                f"chosen texts, found {self.texts}"
-            )
+            raise InputError(f"texts must be at least {SHOTS} with a writer, found {self.texts}")
         if self.data.public is not None or self.data.vocabulary is not None:
-            raise InputError(
-                "data.public and data.vocabulary must be absent: public texts are those of corpora"
-            )
+            raise InputError("data.public and data.vocabulary must be absent, found one")
         own = (self.privacy.noise_multiplier, self.privacy.sampling, self.privacy.trust)
         if own != (None, "poisson", "central"):
-            raise InputError(
-                "privacy.noise_multiplier, privacy.sampling and privacy.trust must be absent: all "
-                "clients take part in one release, whose noise follows from privacy.epsilon"
-            )
+            refused = "privacy.noise_multiplier, privacy.sampling and privacy.trust"
+            raise InputError(f"{refused} must be absent for one release of all clients, found one")
 
     @property
     def embedders(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ An interrupted run chooses again from the same release, and from the same texts.
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,6 @@ from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.systems.chosen_corpus.config import JUDGE
-from jaxpfl.experiments.systems.chosen_corpus.labels import shares_of, together
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
@@ -104,7 +103,6 @@ def _chosen(
 ) -> dict[str, Any]:
     """Writes the corpus that the release chooses, and returns the public record."""
     config, directory, author = study.config, workspace.directory, study.author
-    progress = workspace.progress
     of_all = study.released(result.state)
     released = study.shown(_covariances(study, embeddings), of_all)
     counts = [of_all[label]["embedding"].moments.count for label in released]
@@ -112,10 +110,10 @@ def _chosen(
 
     def choice_of(label: str, pool: Mapping[str, Population]) -> Choice:
         new = {name: corpus for name, corpus in pool.items() if name not in embeddings}
-        rows = {**embeddings, **_embedded(study, new, progress)}
+        rows = {**embeddings, **_embedded(study, new, workspace.progress)}
         parts = {name: Evidence(of, _rows(rows, name)) for name, of in released[label].items()}
         names_N = np.repeat(list(pool), [corpus.num_examples for corpus in pool.values()])
-        settings: Any = {"judge": parts.pop(JUDGE, None), "progress": progress}
+        settings: Any = {"judge": parts.pop(JUDGE, None), "progress": workspace.progress}
         settings["written"] = WRITTEN if author else ""
         return choose(list(parts.values()), names_N, numbers[label], **settings)
 
@@ -124,8 +122,8 @@ def _chosen(
     if author is not None and writer is not None:
         store = workspace.artifacts(result.run)
         # With a writer there are no labels.
-        written = author.pick_again(writer, choices[""], partial(choice_of, ""), store, progress)
-        choices[""], pool, rounds = written
+        first = writer, choices[""], partial(choice_of, "")
+        choices[""], pool, rounds = author.pick_again(*first, store, workspace.progress)
     corpora = {name: study.corpora.get(name, corpus) for name, corpus in pool.items()}
     text_pool.write(directory / CORPUS, choices, corpora, pool)
     # Not by `splitlines`: texts may have other ends of lines.
@@ -133,9 +131,7 @@ def _chosen(
     drawn = Counter(row["source"] for row in rows)
     texts, abouts, warnings = iter(rows), dict[str, dict[str, Any]](), _cautions(study)
     if rounds and not rounds[-1]["written"]:
-        warnings.append(
-            "The writer wrote no text that could be used: the texts were chosen without it."
-        )
+        warnings.append("The writer wrote no text of use: the texts were chosen without it.")
     warnings += [
         f"{label}: noise hides the clients' texts of this label, or there are none, and no texts "
         "were chosen for it."
@@ -155,7 +151,11 @@ def _chosen(
         abouts[label] = {**about, "clients": counted}
         sentences = [*chosen.cautions(about), *_far(released[label], choice.distance)]
         warnings += [f"{label}: {text}" if label else text for text in sentences]
-    about = abouts.pop("", None) or together(abouts)
+    about = abouts.pop("", None) or _together(abouts)
+    terms = {name: set[str]() for name in about["shares"]}
+    for row in rows:
+        columns = row.keys() & text_pool.TERMS
+        terms[row["source"]] |= {str(row[column]) for column in columns if row[column]}
     record = {
         "private": not workspace.stamp,
         "privacy": result.privacy,
@@ -172,17 +172,12 @@ def _chosen(
                 "source": config.corpora.get(name, "the writer"),
                 "texts": pool[name].num_examples,
                 "chosen": drawn[name],
-                "terms": _terms([row for row in rows if row["source"] == name]),
+                "terms": "; ".join(sorted(terms[name])[:10]) or "the source does not say",
             }
             for name in about["shares"]
         ],
         "repeated": study.repeated,
-        "writer": author
-        and {
-            "model": author.described(writer),
-            "asked": author.config.texts * author.config.rounds,
-            "rounds": rounds,
-        },
+        "writer": None,
         "cautions": warnings,
         "metrics": {
             "epsilon": result.metrics.get("epsilon"),
@@ -192,6 +187,10 @@ def _chosen(
             "effective_size": about["effective_size"],
         },
     }
+    if author is not None:
+        number = author.config.texts * author.config.rounds
+        by = {"model": author.described(writer), "asked": number, "rounds": rounds}
+        record["writer"] = by
     files.write_atomically(directory / CARD, card(record, workspace.stamp))
     return files.jsonable(record)
 
@@ -218,25 +217,34 @@ def _cautions(study: Study) -> list[str]:
             "Written texts may be a model's repetition of public text that it was trained on, or "
             "of its prompts; whoever has rights in such text may have them in these, too."
         )
-    warnings += of_division(
-        config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
-    )
-    if "minilm" in config.embedders.values() and _english(pool) < _LEAST_ENGLISH:
-        warnings.append(
-            "The public texts do not look like English, the language that minilm was trained on: "
-            "its distances mean little in another one. The embedder hashed reads any language."
-        )
+    forms = config.cut, config.data.source, config.corpora
+    warnings += of_division(*forms, lambda name: texts_of(pool[name]))
+    if "minilm" in config.embedders.values():
+        texts = itertools.chain.from_iterable(map(texts_of, pool.values()))
+        words = Counter(word for text in texts for word in text.lower().split())
+        if sum(words[word] for word in _ENGLISH) < _LEAST_ENGLISH * words.total():
+            warnings.append(
+                "The public texts do not look like English, the language that minilm was trained "
+                "on: its distances mean little in another one. The embedder hashed reads any "
+                "language."
+            )
     return warnings
 
 
-def _english(pool: Mapping[str, Population]) -> float:
-    """The share of the public texts' words that every English text has."""
-    texts = itertools.chain.from_iterable(map(texts_of, pool.values()))
-    words = Counter(word for text in texts for word in text.lower().split())
-    return sum(words[word] for word in _ENGLISH) / max(1, words.total())
+def shares_of(texts: int, counts: Sequence[float]) -> list[int]:
+    """How many texts each label gets: one, and of the others as many as its released count says."""
+    ends_K = np.cumsum(counts) / np.sum(counts) * (texts - len(counts))
+    return (1 + np.diff(np.rint(ends_K), prepend=0)).astype(int).tolist()
 
 
-def _terms(rows: list[dict[str, Any]]) -> str:
-    """The terms of use of some chosen texts, as their corpus has them in its columns."""
-    values = {str(row[term]) for row in rows for term in row.keys() & text_pool.TERMS if row[term]}
-    return "; ".join(sorted(values)[:10]) or "the source does not say"
+def _together(labels: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What is said of the texts of all labels: sums, and means by the number of texts."""
+    parts = list(labels.values())
+    sizes = [part["texts"] for part in parts]
+    together = {"texts": sum(sizes), "pool": parts[0]["pool"]}
+    together["effective_size"] = sum(part["effective_size"] for part in parts)
+    for name in ("shares", "distances", "judged"):
+        values = [list(map(part[name].get, parts[0][name])) for part in parts]
+        means = np.average(values, 0, sizes).tolist()
+        together[name] = dict(zip(parts[0][name], means, strict=True))
+    return {**together, "examples": [text for part in parts for text in part["examples"]]}

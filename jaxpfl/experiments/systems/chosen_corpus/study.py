@@ -21,16 +21,17 @@ from jaxpfl.algorithms.fred import (
 )
 from jaxpfl.algorithms.fred.scores import visible
 from jaxpfl.data import open as open_population
-from jaxpfl.data.population import Population
+from jaxpfl.data.columns import concatenated, take
+from jaxpfl.data.population import Population, offsets_of
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.chosen_corpus.author import Author, sized
-from jaxpfl.experiments.systems.chosen_corpus.config import JUDGE, Config
-from jaxpfl.experiments.systems.chosen_corpus.labels import labelled
+from jaxpfl.experiments.systems.chosen_corpus.config import JUDGE, Config, LabelsConfig
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.columns import text_column
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embed, embedder
 
@@ -140,50 +141,69 @@ class Study(base.Study):
           released: their moments, or those of the label with most, which were charged; None before.
         """
         for (column, pool_DxD), plan in zip(pool_DxDs.items(), self.moments.parts, strict=True):
-            if column != JUDGE:
-                self._require(column, pool_DxD, plan, (released or {}).get(column))
-
-    def _require(
-        self, column: str, pool_DxD: np.ndarray, plan: FredPlan, released: PrivateMoments | None
-    ) -> None:
-        """`require_visible` by one embedder, whose part of the plan this is."""
-        number, dimension, name = len(self.clients), len(pool_DxD), self.embedders[column].name
-        count = number / self.moments.labels if released is None else released.moments.count
-        # The largest eigenvalue that noise alone would have, see `fred.scores`.
-        edge = 2 * plan.noise_stds[2] / count * math.sqrt(dimension / 2)
-        largest = float(np.linalg.eigvalsh(pool_DxD)[-1])
-        if not largest > 0:
-            raise InputError(
-                f"the public texts must differ, found embeddings by {name} that are all the same; "
-                "nothing was released"
-            )
-        hidden, whose, cost = largest <= edge, "the public texts", "nothing was released"
-        if released is not None:
-            hidden, whose = not visible(released)[0].size, "the clients' texts"
-            # What the noise hides is smaller (Benaych-Georges and Nadakuditi 2011).
-            largest, cost = min(largest, edge / 2), "the release was charged"
-        if hidden:
-            digit = 10 ** math.floor(math.log10(number))
-            needed = math.ceil(number * edge / largest / digit) * digit
-            raise InputError(
-                f"no direction of {whose} stands out of the noise of {number:,} clients at epsilon "
-                f"{self.config.privacy.epsilon:g} with {name}: with about "
-                f"{needed:,} clients one would; an embedder of fewer dimensions than {dimension}, "
-                f"as hashed:8, needs fewer; {cost}"
-            )
+            if column == JUDGE:
+                continue
+            number, dimension, name = len(self.clients), len(pool_DxD), self.embedders[column].name
+            part = None if released is None else released.get(column)
+            count = number / self.moments.labels if part is None else part.moments.count
+            # The largest eigenvalue that noise alone would have, see `fred.scores`.
+            edge = 2 * plan.noise_stds[2] / count * math.sqrt(dimension / 2)
+            largest = float(np.linalg.eigvalsh(pool_DxD)[-1])
+            if not largest > 0:
+                problem = f"found embeddings by {name} that are all the same"
+                raise InputError(f"the public texts must differ, {problem}; nothing was released")
+            hidden, whose, cost = largest <= edge, "the public texts", "nothing was released"
+            if part is not None:
+                hidden, whose = not visible(part)[0].size, "the clients' texts"
+                # What the noise hides is smaller (Benaych-Georges and Nadakuditi 2011).
+                largest, cost = min(largest, edge / 2), "the release was charged"
+            if hidden:
+                digit = 10 ** math.floor(math.log10(number))
+                needed = math.ceil(number * edge / largest / digit) * digit
+                raise InputError(
+                    f"no direction of {whose} stands out of the noise of {number:,} clients at "
+                    f"epsilon {self.config.privacy.epsilon:g} with {name}: with about {needed:,} "
+                    "clients one would; an embedder of fewer dimensions than "
+                    f"{dimension}, as hashed:8, needs fewer; {cost}"
+                )
 
     def describe(self) -> description.Description:
-        number = len(self.clients)
+        number, writer = len(self.clients), self.config.writer
         embedders = self.config.embedders
         release, notes = description.moments_release(self.moments, number, embedders)
-        rounds = {} if release is None else {"moments": release}
         return description.Description(
-            models={} if (writer := self.config.writer) is None else {"writer": sized(writer)},
-            rounds=rounds,
+            models={} if writer is None else {"writer": sized(writer)},
+            rounds={} if release is None else {"moments": release},
             releases={"moments": description.PlannedRelease.of_moments(self.moments, number)},
             sources={f"corpora.{name}": source for name, source in self.config.corpora.items()},
             notes=notes,
         )
+
+
+def labelled(clients: Population, labels: LabelsConfig, rule: Cut) -> Population:
+    """The same clients with the pieces of their texts, and the column "label", int32.
+
+    A label is its place in the PUBLIC list; texts with another are left out. The texts of each are
+    cut for themselves, so that no piece has text of two labels.
+    """
+    if labels.column not in clients.columns:
+        columns = ", ".join(map(repr, clients.columns))
+        expected = f"the column {labels.column!r} of labels: add ?columns={labels.column}"
+        raise InputError(f"data.source must have {expected}, found {columns}")
+    kind = np.asarray(take(clients.column(labels.column), np.arange(0))).dtype.kind
+    if kind == "f" or (kind == "b" and not set(labels.names) <= {"True", "False"}):
+        expected = "be named True and False" if kind == "b" else "be texts or whole numbers"
+        kinds = "booleans" if kind == "b" else "numbers with fractions"
+        raise InputError(f"the labels in {labels.column!r} must {expected}, found {kinds}")
+    values = take(clients.column(labels.column), np.arange(clients.num_examples)).tolist()
+    label_N = np.array(list(map(str, values)))
+    parts = [rule.population(clients.keeping(label_N == name)) for name in labels.names]
+    owner_N = np.concatenate([np.repeat(np.arange(len(part)), part.sizes()) for part in parts])
+    place_N = np.repeat(np.arange(len(parts), dtype=np.int32), [p.num_examples for p in parts])
+    order_N = np.argsort(owner_N, kind="stable")
+    texts = take(concatenated([text_column(part) for part in parts]), order_N)
+    columns = {"text": texts, "label": place_N[order_N]}
+    return clients.with_examples(columns, offsets_of(np.bincount(owner_N, minlength=len(clients))))
 
 
 def prepare(config: Config) -> Study:
@@ -200,7 +220,8 @@ def prepare(config: Config) -> Study:
     author = None
     if config.writer is not None:
         author = Author(config.writer, config.corpora, rule, pool, config.run.seed)
-        author.require()
+        if author.published is not None:
+            author.published.require_positions(author.positions, "prompts of the public texts")
     labels = config.labels
     used = rule.population(train) if labels is None else labelled(train, labels, rule)
     study = Study(config, used, corpora, pool, repeated, author)

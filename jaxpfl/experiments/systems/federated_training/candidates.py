@@ -1,6 +1,6 @@
 """The public corpora that FreD compares and that prefinetuning trains on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -33,12 +33,14 @@ class Candidates:
       shares: the candidates by name, each as shares of sources, which sum to 1.
       populations: the examples of each source.
       seed: decides which examples are drawn.
+      most: the most examples of a source that are compared.
     """
 
     sources: Mapping[str, str]
     shares: Mapping[str, Mapping[str, float]]
     populations: Mapping[str, Population] = field(repr=False)
     seed: int
+    most: int = 20_000
 
     @classmethod
     def of(cls, config: Config, public: Population, private: PrivateContent) -> Self:
@@ -52,20 +54,20 @@ class Candidates:
             name: open_public(source, public, private, f"fred.candidates.{name}")
             for name, source in fred.sources.items()
         }
-        return cls(fred.sources, fred.shares, populations, seed)
+        return cls(fred.sources, fred.shares, populations, seed, fred.max_candidate_examples)
 
     def cut(self, cut: Cut) -> Self:
         """The same candidates, whose texts are cut by this rule."""
         pieces = {name: cut.population(whole) for name, whole in self.populations.items()}
         return replace(self, populations=pieces)
 
-    def sample(self, source: str, column: str, limit: int) -> Population:
-        """At most `limit` randomly drawn examples of one source, as one client with one column."""
-        return self._examples(source, (column,), self._sampled(source, limit))
+    def sample(self, source: str, column: str) -> Population:
+        """At most `most` randomly drawn examples of one source, as one client with one column."""
+        return self._examples(source, (column,), self._sampled(source))
 
-    def embeddings(self, function: Embedder, limit: int) -> dict[str, np.ndarray]:
+    def embeddings(self, function: Embedder) -> dict[str, np.ndarray]:
         """The embeddings of the `sample` of each source, float32 [examples, d]."""
-        samples = {source: self.sample(source, function.column, limit) for source in self.sources}
+        samples = {source: self.sample(source, function.column) for source in self.sources}
         return {source: embeddings_of(embed(one, function)) for source, one in samples.items()}
 
     def moments(self, embeddings: Mapping[str, np.ndarray], clip_norm: float) -> dict[str, Moments]:
@@ -86,16 +88,12 @@ class Candidates:
         parts = {}
         for source, number in _apportion(self.shares[name], settings.examples).items():
             if number > (available := self.populations[source].num_examples):
-                raise InputError(
-                    f"candidate {name!r} needs {number} examples of {self.sources[source]!r}, "
-                    f"which has {available}: lower prefinetune.examples"
-                )
+                needed = f"{number} examples of {self.sources[source]!r}, which has {available}"
+                raise InputError(f"candidate {name!r} needs {needed}: lower prefinetune.examples")
             parts[source] = number, round(settings.valid * number)
         if not any(held_out for _, held_out in parts.values()):
-            raise InputError(
-                f"prefinetune.valid = {settings.valid:g} holds out no example of candidate "
-                f"{name!r}: raise prefinetune.examples"
-            )
+            problem = f"holds out no example of candidate {name!r}: raise prefinetune.examples"
+            raise InputError(f"prefinetune.valid = {settings.valid:g} {problem}")
         return parts
 
     def corpus(
@@ -120,41 +118,33 @@ class Candidates:
             examples = encode(self._examples(source, needed, rows)).columns
             train.append({column: examples[column][held_out:] for column in columns})
             valid.append({column: examples[column][:held_out] for column in columns})
-        joined = (
-            {column: np.concatenate([part[column] for part in parts]) for column in columns}
-            for parts in (train, valid)
-        )
-        return Corpus(name, *joined)
+        return Corpus(name, *(_joined(parts, columns) for parts in (train, valid)))
 
     def chosen(
         self,
         rows_M: np.ndarray,
-        limit: int,
         settings: PrefinetuneConfig,
         columns: tuple[str, ...],
         encode: Callable[[Population], Population],
     ) -> Corpus:
         """As `corpus`, of rows that were chosen of all sources' `sample`s, one after another."""
         needed = ("text",) if "tokens" in columns else columns
-        pool = {source: self._sampled(source, limit) for source in self.sources}
+        pool = {source: self._sampled(source) for source in self.sources}
         rows = rows_by_corpus(rows_M, {source: len(sampled) for source, sampled in pool.items()})
         parts = [
             encode(self._examples(source, needed, pool[source][of_source])).columns
             for source, of_source in rows.items()
             if len(of_source)
         ]
-        joined = {column: np.concatenate([part[column] for part in parts]) for column in columns}
+        joined = _joined(parts, columns).items()
         order = generator_of(f"chosen {self.seed}").permutation(len(rows_M))
-        held_out = round(settings.valid * len(rows_M))
-        train, valid = (
-            {column: values[part] for column, values in joined.items()}
-            for part in (order[held_out:], order[:held_out])
-        )
+        halves = np.split(order, [round(settings.valid * len(rows_M))])
+        valid, train = ({column: values[half] for column, values in joined} for half in halves)
         return Corpus(CHOSEN, train, valid)
 
-    def _sampled(self, source: str, limit: int) -> np.ndarray:
+    def _sampled(self, source: str) -> np.ndarray:
         """The rows of a source's `sample`, ascending."""
-        return np.sort(self._order(source)[:limit])
+        return np.sort(self._order(source)[: self.most])
 
     def _examples(self, source: str, columns: tuple[str, ...], rows: np.ndarray) -> Population:
         """Some examples of a source, as one client."""
@@ -168,6 +158,10 @@ class Candidates:
         """All rows of a source in a random order that follows from its name and the seed."""
         examples = self.populations[source].num_examples
         return generator_of(f"candidate {self.seed} {source}").permutation(examples)
+
+
+def _joined(parts: Sequence[Mapping], columns: tuple[str, ...]) -> dict[str, np.ndarray]:
+    return {column: np.concatenate([part[column] for part in parts]) for column in columns}
 
 
 def _apportion(shares: Mapping[str, float], total: int) -> dict[str, int]:

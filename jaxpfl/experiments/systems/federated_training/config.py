@@ -60,49 +60,39 @@ class FredConfig(Checked):
         with named("fred.cut"):
             Cut.without_model(self.cut)
         if self.mode == "paper" and (self.unit == "client" or self.epsilon is None):
-            raise InputError(
-                "fred.mode: paper needs fred.epsilon, and fred.unit: example, which the paper "
-                f"protects, found unit: {self.unit} and epsilon: {self.epsilon}"
-            )
+            given = f"unit: {self.unit} and epsilon: {self.epsilon}"
+            raise InputError(f"fred.mode paper needs fred.unit: example and epsilon, found {given}")
         if len(self.candidates) < 2:
-            raise InputError(
-                f"fred.candidates must be at least two, found {len(self.candidates)}: to "
-                "prefinetune on a single corpus, leave out fred and name the corpus in data.public"
-            )
+            number, advice = len(self.candidates), "name a single corpus in data.public"
+            raise InputError(f"fred.candidates must be at least two, found {number}: {advice}")
         folders: dict[str, str] = {}
-        for name, given in self.candidates.items():
+        for name, candidate in self.candidates.items():
             # Artifacts of a candidate have a folder that is named after it.
             other = folders.setdefault(name.replace(" ", "_"), name)
             if not name or name.startswith(".") or "/" in name or other != name:
-                raise InputError(
-                    f"a name in fred.candidates must be a valid file name without a leading dot, "
-                    f"and must stay unique when spaces become underscores, found {name!r}"
-                )
-            if isinstance(given, Mapping):
-                self._check_mixture(name, given)
+                expected = "a file name without a leading dot, unique with _ in place of spaces"
+                raise InputError(f"a name in fred.candidates must be {expected}, found {name!r}")
+            if isinstance(candidate, Mapping):
+                self._check_mixture(f"fred.candidates.{name}", candidate)
 
     @property
     def sources(self) -> dict[str, str]:
         """The candidates that are sources, by name."""
-        return {name: given for name, given in self.candidates.items() if isinstance(given, str)}
+        return {name: value for name, value in self.candidates.items() if isinstance(value, str)}
 
     @property
     def shares(self) -> dict[str, Mapping[str, float]]:
         """All candidates by name, each as shares of sources, which sum to 1."""
         return {
-            name: {name: 1.0} if isinstance(given, str) else given
-            for name, given in self.candidates.items()
+            name: {name: 1.0} if isinstance(value, str) else value
+            for name, value in self.candidates.items()
         }
 
-    def _check_mixture(self, name: str, shares: Mapping[str, float]) -> None:
-        key = f"fred.candidates.{name}"
+    def _check_mixture(self, key: str, shares: Mapping[str, float]) -> None:
         for part, share in shares.items():
             if part not in self.sources:
                 sources = ", ".join(map(repr, self.sources)) or "none"
-                raise InputError(
-                    f"{key} must be a mixture of candidates that are sources, which are {sources}; "
-                    f"found {part!r}"
-                )
+                raise InputError(f"{key} must be a mixture of {sources}, found {part!r}")
             checks.non_negative(f"{key}.{part}", share)
         total = math.fsum(shares.values())
         if not math.isclose(total, 1.0, abs_tol=1e-9):
@@ -132,33 +122,24 @@ class Config:
         data, fred, model = self.data, self.fred, self.model
         words = isinstance(model, sections.LanguageModelConfig)
         if words and data.vocabulary is None and data.public is None and fred is None:
-            raise InputError(
-                "data.public or data.vocabulary is required by a language model, found neither: "
-                "its words must be public"
-            )
+            raise InputError("a language model needs data.public or data.vocabulary, found neither")
         if data.vocabulary is not None and not words:
-            raise InputError(
-                "data.vocabulary is for a language model of words, and must be absent for "
-                f"model.name = {model.name!r}"
-            )
+            raise InputError(f"data.vocabulary must be absent for a model {model.name}, found one")
         if self.keep_best is not None and not self.evaluation.every:
             raise InputError("keep_best chooses by evaluations: evaluation.every must not be 0")
-        self._check_prefinetune()
+        if self.prefinetune is not None:
+            self._check_prefinetune(self.prefinetune)
         if fred is not None:
             self._check_fred(fred)
         published = isinstance(model, PublishedDecoderConfig) and data.public is not None
         if published and (self.prefinetune is None or fred is not None):
-            raise InputError(
-                "data.public must be absent for a published model, which has its own tokeniser, "
-                f"unless it is prefinetuned on that corpus, found {data.public!r}"
-            )
+            expected = "data.public must be absent for a published model but to prefinetune it"
+            raise InputError(f"{expected}, found {data.public!r}")
         self.evaluation.check_split(data.split)
         public = [data.public, *(fred.sources.values() if fred else ())]
         if sections.PUBLIC_PART in public and not data.split.public:
-            raise InputError(
-                f"data.split.public must be positive where {sections.PUBLIC_PART!r} is a source, "
-                "found 0"
-            )
+            what = f"data.split.public must be positive where {sections.PUBLIC_PART!r} is a source"
+            raise InputError(f"{what}, found 0")
 
     @property
     def metrics(self) -> set[str]:
@@ -168,73 +149,45 @@ class Config:
         distances = set() if self.fred is None else {"fred", "fred_corrected"}
         return {"epsilon", "round", "update_norm", "clip_norm"} | scores | distances
 
-    def _check_prefinetune(self) -> None:
+    def _check_prefinetune(self, settings: sections.PrefinetuneConfig) -> None:
         """Refuses a section `prefinetune` that has no corpus, no model or no use."""
-        settings, model = self.prefinetune, self.model
-        if settings is None:
-            return
+        model = self.model
         if isinstance(model, sections.CharacterModelConfig | MLP):
-            raise InputError(
-                f"prefinetune must be absent with model.name: {model.name}, found one: it is for "
-                "models of words and images"
-            )
+            raise InputError(f"prefinetune must be absent with model.name {model.name}, found one")
         if isinstance(model, PublishedDecoderConfig) and model.lora is not None:
-            raise InputError(
-                "model.lora must be null with a prefinetune section, which trains all weights"
-            )
+            raise InputError("model.lora must be null with prefinetune, which trains all weights")
         needs_fred = settings.other_candidates or settings.chosen
         if self.fred is None and (self.data.public is None or needs_fred):
-            raise InputError(
-                "prefinetune needs a fred section or data.public, and prefinetune.other_candidates "
-                "and prefinetune.chosen a fred section, which names the candidates"
-            )
+            fred = "prefinetune.other_candidates and prefinetune.chosen need a fred section"
+            raise InputError(f"prefinetune needs a fred section or data.public, and {fred}")
         if self.fred is not None and CHOSEN in self.fred.candidates:
-            raise InputError(
-                f"fred.candidates must not have the name {CHOSEN!r}, which says that single texts "
-                "were chosen"
-            )
+            raise InputError(f"fred.candidates must have other names than {CHOSEN!r}, found it")
         if settings.other_candidates and not self.evaluation.declared_public:
-            raise InputError(
-                "prefinetune.other_candidates needs evaluation.declared_public: true, because its "
-                "runs are made only to be scored on public test clients"
-            )
+            needed = "evaluation.declared_public: true, as its runs are scored on test clients"
+            raise InputError(f"prefinetune.other_candidates needs {needed}")
 
     def _check_fred(self, fred: FredConfig) -> None:
         """Refuses FreD where its choice or its privacy cost has no meaning."""
         privacy, total = self.privacy, self.privacy.epsilon
         if self.prefinetune is None:
-            raise InputError(
-                "fred needs a prefinetune section, because nothing else uses the corpus that FreD "
-                "chooses at a privacy cost"
-            )
+            raise InputError("fred needs a prefinetune section, which uses its choice, found none")
         if self.simulated is not None:
-            raise InputError(
-                "simulated must be absent with a fred section, whose release is on the run's own "
-                "clients"
-            )
+            raise InputError("simulated must be absent with a fred section, found one")
         if fred.unit == "example":
             if privacy.private or privacy.ledger is not None:
-                raise InputError(
-                    "privacy.private must be false, and privacy.ledger absent, with fred.unit: "
-                    "example: it is for the paper's tables, whose rounds are not private"
-                )
+                where = "with fred.unit: example, for the paper's tables"
+                raise InputError(f"privacy.private must be false and privacy.ledger absent {where}")
             if (fred.epsilon is None) != (fred.delta is None):
                 raise InputError("fred.epsilon and fred.delta go together with fred.unit: example")
         elif not privacy.private and (fred.epsilon is not None or fred.delta is not None):
-            raise InputError(
-                "fred.epsilon and fred.delta must be absent where privacy.private is false, but "
-                "for fred.unit: example"
-            )
+            where = "where privacy.private is false, but for fred.unit: example"
+            raise InputError(f"fred.epsilon and fred.delta must be absent {where}")
         if privacy.private and fred.epsilon is None:
             raise InputError("fred.epsilon is required by a private run, found none")
         if total is not None and fred.epsilon is not None and not fred.epsilon < total:
-            raise InputError(
-                f"fred.epsilon must be below privacy.epsilon = {total:g}, the total of all "
-                f"stages, found {fred.epsilon:g}"
-            )
+            given = f"{total:g}, the total of all stages, found {fred.epsilon:g}"
+            raise InputError(f"fred.epsilon must be below privacy.epsilon = {given}")
         if "local" == privacy.trust or (privacy.sampling == "fixed" and fred.unit == "client"):
-            raise InputError(
-                "privacy.sampling must not be 'fixed', and privacy.trust not 'local', with a fred "
-                "section: a server adds FreD's noise, and FreD's release and the rounds must have "
-                "the same adjacency, add or remove one client"
-            )
+            because = "FreD's release is by a server, and by adding or removing one client"
+            refused = "privacy.sampling 'fixed' and privacy.trust 'local'"
+            raise InputError(f"{refused} must be absent with a fred section: {because}")

@@ -9,13 +9,9 @@ from jaxpfl import files
 from jaxpfl.data.open import fields_of
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.config.sections import (
-    PUBLIC_PART,
-    CharacterModelConfig,
-    LanguageModelConfig,
-)
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.engine.by_client import Personal
 from jaxpfl.experiments.engine.evaluate import check_examples
@@ -31,12 +27,17 @@ from jaxpfl.trained import CHARACTERS
 
 def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> base.Made:
     """See `systems.base.System`."""
-    plan = planned(directory, to_mapping(config))
-    vocabulary = _vocabulary(directory, config, record)
+    plan, vocabulary = planned(directory, to_mapping(config)), None
+    if isinstance(config.model, sections.LanguageModelConfig):
+        path, digest = directory / VOCABULARY, record["vocabulary_sha256"]
+        if not path.exists() or files.sha256_file(path) != digest:
+            problem = f"is not the vocabulary of the run, whose SHA-256 is {digest}: restore it"
+            raise CorruptFile(f"{path}: {problem}")
+        vocabulary = Vocabulary.load(path)
     network = Network.of(config, vocabulary)
     published, adapted, bases = network.published, None, []
     words: Any = vocabulary if published is None else published.tokeniser
-    if isinstance(config.model, CharacterModelConfig):
+    if isinstance(config.model, sections.CharacterModelConfig):
         words = CHARACTERS
     if (named := network.published_as) is not None:
         expected = record["published_model"]["sha256"]
@@ -50,23 +51,17 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         ledger=ledger_path(config.privacy, directory),
         privacy=record["privacy"],
     )
-    scores = next((row for row in record["table"] if row["model"] == OURS), {})
-    source = config.data.source
+    source, tested_on = config.data.source, record["tested_on"]
+    trained = base.TrainedModel("", network.model, params, words, adapted, fields_of(source))
+    ours = next((row for row in record["table"] if row["model"] == OURS), {})
+    measures = "loss", "perplexity", "accuracy", "average_precision"
     return base.Made(
-        models=(
-            base.TrainedModel("", network.model, params, words, adapted, fields_of(source)),
-            *bases,
-        ),
+        models=(trained, *bases),
         plan=plan,
         stamp=files.read_record(directory / "run.json", {"stamp": str})["stamp"],
         trained_on=_trained_on(config, record, vocabulary),
-        scores={
-            name: scores[name]
-            for name in ("loss", "perplexity", "accuracy", "average_precision")
-            if scores.get(name) is not None
-        },
-        tested_on=record["tested_on"]
-        and record["tested_on"].replace(source, base.last_part(source)),
+        scores={name: ours[name] for name in measures if ours.get(name) is not None},
+        tested_on=tested_on and tested_on.replace(source, base.last_part(source)),
     )
 
 
@@ -74,10 +69,9 @@ def personal(config: Config, made: base.Made, own: Population) -> Personal:
     """The models of Ditto's or APFL's clients, which train them on examples of their `own`."""
     trained, training = made.models[0], config.training
     if training.algorithm.name not in ("ditto", "apfl") or trained.base is not None:
-        raise InputError(
-            "clients have models of their own by training.algorithm ditto or apfl, which train all "
-            f"weights, found {training.algorithm.name}{', adapters' if trained.base else ''}"
-        )
+        given = f"{training.algorithm.name}{', adapters' if trained.base else ''}"
+        expected = "training.algorithm ditto or apfl, which train all weights"
+        raise InputError(f"clients have models of their own by {expected}, found {given}")
     vocabulary = trained.words if isinstance(trained.words, Vocabulary) else None
     own = build.cleaned(own, config.data)
     encoded = Study(config, own, vocabulary=vocabulary).encode(own)
@@ -88,25 +82,14 @@ def personal(config: Config, made: base.Made, own: Population) -> Personal:
     return Personal(cast(Any, query.client_fn), trained.params, encoded, query.cohort)
 
 
-def _vocabulary(directory: Path, config: Config, record: Mapping[str, Any]) -> Vocabulary | None:
-    if not isinstance(config.model, LanguageModelConfig):
-        return None
-    path = directory / VOCABULARY
-    if not path.exists() or files.sha256_file(path) != record["vocabulary_sha256"]:
-        raise CorruptFile(
-            f"{path}: is not the vocabulary of the run, whose SHA-256 is "
-            f"{record['vocabulary_sha256']}: the file was altered"
-        )
-    return Vocabulary.load(path)
-
-
 def _trained_on(
     config: Config, record: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> dict[str, str]:
     data = base.trained_on(config.data.source)
     public = config.data.public
     if vocabulary is not None:
-        named = vocabulary.source if public in (None, PUBLIC_PART) else base.last_part(public)
+        own = public in (None, sections.PUBLIC_PART)
+        named = vocabulary.source if own else base.last_part(str(public))
         data["vocabulary"] = f"public text: {named}"
     if isinstance(config.model, PublishedWeights) and config.model.path is not None:
         digest = record["published_model"]["sha256"]

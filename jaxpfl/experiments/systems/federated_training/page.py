@@ -57,24 +57,24 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
     """How FreD chose the public corpus: a table, an explanation and a picture."""
     candidates, figures = fred["candidates"], []
     stages = [stage for stage in _STAGES if any(row.get(stage) for row in candidates)]
-    rows = [
-        (
-            row["rank"],
-            row["candidate"],
-            f"{row['distance']:.5g}",
-            f"{row['corrected']:.5g}",
-            f"{row['low']:.4g} to {row['high']:.4g}",
-            *(number(row[stage][metric]) if row[stage] else "" for stage in stages),
-            "this run" if row["rank"] == 1 and fred["choice"] is None else "",
-        )
-        for row in candidates
-    ]
+    rows = []
+    for row in candidates:
+        near = f"{row['distance']:.5g}", f"{row['corrected']:.5g}"
+        interval = f"{row['low']:.4g} to {row['high']:.4g}"
+        measures = (number(row[stage][metric]) if row[stage] else "" for stage in stages)
+        ours = "this run" if row["rank"] == 1 and fred["choice"] is None else ""
+        rows.append((row["rank"], row["candidate"], *near, interval, *measures, ours))
     columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
     columns += [f"{metric} {_STAGES[stage]}" for stage in stages]
     measured = "FreD: from each candidate to what the private clients hold, as released with noise."
     if stages:
         measured += f" {metric.capitalize()}: on {in_words(tested_on)}."
-    texts = [_correlations(fred, metric)]
+    ranks = {stage: rank for stage, rank in fred["spearman"].items() if rank is not None}
+    texts = []
+    if ranks:
+        by_stage = ", ".join(f"{r:.2f} {stage} the private rounds" for stage, r in ranks.items())
+        of = f"({len(candidates)} candidates; 1 = the same order)"
+        texts.append(f"Spearman's rank correlation of FreD with {metric}: {by_stage} {of}.")
     if tied := [pair for pair in itertools.pairwise(candidates) if pair[0]["tied"]]:
         pairs = "; ".join(f"{near['candidate']} and {far['candidate']}" for near, far in tied)
         texts.append(f"The noise does not tell which is nearer: {pairs}.")
@@ -93,7 +93,7 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
     table = Table((*columns, ""), rows, (0, *range(2, len(columns))), 0)
     return [
         Section(title, measured, table=table, stamps=[stamp] if stamp else []),
-        Section("", " ".join(filter(None, texts)), figures),
+        Section("", " ".join(texts), figures),
     ]
 
 
@@ -156,13 +156,3 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
     if not columns or len(columns[0]) < 3 or any(len(set(column)) < 2 for column in columns):
         return None
     return float(spearmanr(*columns)[0])  # pyright: ignore[reportArgumentType]
-
-
-def _correlations(fred: Mapping[str, Any], metric: str) -> str:
-    """Whether FreD's order is that of the models, in a sentence; "" where nothing is known."""
-    ranks = {stage: rank for stage, rank in fred["spearman"].items() if rank is not None}
-    texts = ", ".join(f"{rank:.2f} {stage} the private rounds" for stage, rank in ranks.items())
-    return texts and (
-        f"Spearman's rank correlation of FreD with {metric}: {texts} "
-        f"({len(fred['candidates'])} candidates; 1 = the same order)."
-    )

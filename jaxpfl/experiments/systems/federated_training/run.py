@@ -14,8 +14,8 @@ shows them.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import chain
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, moments, score
+from jaxpfl.algorithms.fred import FredPlan, moments, score
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, Interrupted
 from jaxpfl.experiments.central import text_pool
@@ -54,8 +54,7 @@ from jaxpfl.text.metrics.baselines import unigram_baseline
 
 NOTE = (
     "SIMULATION: the run from candidate {!r}, from which the pipeline does not start, is not "
-    "covered by the privacy cost of the pipeline; do not publish it together with the pipeline's "
-    "output"
+    "covered by the pipeline's privacy cost; do not publish it together with the pipeline's output"
 )
 
 
@@ -127,12 +126,6 @@ class FederatedTraining:
         assert settings is not None and candidates is not None
         return candidates.cut(Cut.parse(settings.cut))
 
-    @property
-    def _most(self) -> int:
-        """How many examples of a candidate are embedded at most."""
-        assert self.config.fred is not None
-        return self.config.fred.max_candidate_examples
-
     def _fred(self, plan: FredPlan) -> Artifact:
         """The scores of all candidates, the plan and statement of the release, and what it chose.
 
@@ -147,28 +140,29 @@ class FederatedTraining:
         def read() -> None:
             if not (artifacts.folder / SCORES).exists():
                 # Candidates are read before the charge, so that an unreadable one costs no privacy.
-                cut, most = self._cut, self._most
-                embeddings.update(cut.embeddings(study.embedder, most))
-                corpora.update(cut.moments(embeddings, settings.clip_norm))
+                embeddings.update(self._cut.embeddings(study.embedder))
+                corpora.update(self._cut.moments(embeddings, settings.clip_norm))
                 if prefinetuning.chosen:
                     number = sum(map(len, embeddings.values()))
                     text_pool.require_larger(number, prefinetuning.examples, "prefinetune.examples")
                 forms = settings.cut, self.config.data.source, settings.sources
-                samples = partial(cut.sample, column="text", limit=most)
-                cautions.extend(of_division(*forms, lambda name: texts_of(samples(name))))
+                cautions.extend(of_division(*forms, self._texts))
             elif not begun.exists():
-                raise CorruptFile(
-                    f"{begun}: is missing, but its release is scored in "
-                    f"{artifacts.folder / SCORES}: restore the folder; nothing was charged"
-                )
+                scored = f"its release is scored in {artifacts.folder / SCORES}"
+                advice = "restore the folder; nothing was charged"
+                raise CorruptFile(f"{begun}: is missing, but {scored}: {advice}")
 
         decide("the candidates", read)
-        ledger = study.fred_ledger(workspace.directory)
+        ledger, privacy = study.fred_ledger(workspace.directory), self.config.privacy
+        if plan.unit == "example":
+            # The budget of a ledger of its own is that of one release.
+            cost: Any = {"epsilon": plan.epsilon() * (1 + 1e-9), "delta": plan.delta}
+            privacy = PrivacyConfig(**cost) if plan.private else PrivacyConfig(private=False)
         result = workspace.train(
             study.release,
             study.clients,
             name=FRED,
-            privacy=self._fred_privacy(plan),
+            privacy=privacy,
             ledger=ledger,
             ask=lambda: study.embedded(workspace.progress),
         )
@@ -182,7 +176,12 @@ class FederatedTraining:
                 own = [charge for charge in Ledger.read(ledger).charges if charge.run == result.run]
                 statement = plan.claimed(guarantee_of(own, plan.delta, plan.unit).statement())
             if prefinetuning.chosen:
-                choice, rows = self._choice(released, embeddings, prefinetuning.examples)
+                number, progress = prefinetuning.examples, workspace.progress
+                picked = text_pool.choose_from(released, embeddings, number, progress=progress)
+                texts = None
+                if study.embedder.column == "text":
+                    texts = list(chain.from_iterable(map(self._texts, embeddings))).__getitem__
+                choice, rows = chosen.record_of(picked, texts), {"rows": picked.rows_M}
             record = {
                 **made_from,
                 "cut": settings.cut,
@@ -199,25 +198,9 @@ class FederatedTraining:
 
         return artifacts.load_or_compute(SCORES, scored, made_from)
 
-    def _choice(
-        self, released: PrivateMoments, embeddings: Mapping[str, np.ndarray], number: int
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The record of the examples that the release chooses, and their rows in the pool."""
-        progress, column = self.workspace.progress, self.study.embedder.column
-        choice = text_pool.choose_from(released, embeddings, number, progress=progress)
-        texts = None
-        if column == "text":
-            samples = (self._cut.sample(source, column, self._most) for source in embeddings)
-            texts = list(chain.from_iterable(map(texts_of, samples))).__getitem__
-        return chosen.record_of(choice, texts), {"rows": choice.rows_M}
-
-    def _fred_privacy(self, plan: FredPlan) -> PrivacyConfig:
-        """The budget of FreD's ledger: the rounds', or for examples that of one release."""
-        if plan.unit == "client":
-            return self.config.privacy
-        if not plan.private:
-            return PrivacyConfig(private=False)
-        return PrivacyConfig(epsilon=plan.epsilon() * (1 + 1e-9), delta=plan.delta)
+    def _texts(self, source: str) -> Iterator[str]:
+        """The texts of a source that FreD compares."""
+        return texts_of(self._cut.sample(source, "text"))
 
     def _prefinetuned(self, name: str, settings: PrefinetuneConfig) -> Fitted:
         """The model prefinetuned on a candidate, from the start of the rounds."""
@@ -231,7 +214,7 @@ class FederatedTraining:
             if name == CHOSEN:
                 assert self.fred is not None
                 shares = self.fred["choice"]["shares"]
-                corpus = self._cut.chosen(self._chosen_rows, self._most, settings, *reads)
+                corpus = self._cut.chosen(self._chosen_rows, settings, *reads)
             else:
                 shares = candidates.shares[name]
                 corpus = candidates.corpus(name, settings, *reads)
@@ -341,12 +324,9 @@ class FederatedTraining:
         name = "untrained" if study.network.published_as is None else "the published model"
         table = [{"model": name, "private": True, **evaluator(params).result()}]
         if study.vocabulary is not None and study.valid.num_examples:
-            valid = self._evaluator("validation", study.valid)
-            unigram = unigram_baseline(
-                np.asarray(valid.population.numeric()["tokens"]),
-                evaluator.columns["tokens"],
-                vocab_size=len(study.vocabulary),
-            )
+            valid, size = self._evaluator("validation", study.valid), len(study.vocabulary)
+            counted = np.asarray(valid.population.numeric()["tokens"])
+            unigram = unigram_baseline(counted, evaluator.columns["tokens"], vocab_size=size)
             row = {"model": "unigram", "private": True, "frequencies": valid.name}
             table.append({**row, **dataclasses.asdict(unigram)})
         if self.winner is not None:

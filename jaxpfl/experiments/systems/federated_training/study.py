@@ -41,11 +41,12 @@ from jaxpfl.models.checkpoints import hub, pretrained, torchvision_files
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.columns import text_column
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import characters
-from jaxpfl.text.tokenisers.base import TextEncoder
+from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.public_words import of_size, public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -123,10 +124,9 @@ def _check_published(
     if evaluation.every and evaluation.sentences:
         available.require_decoder("which writes no sentences: set evaluation.sentences: 0")
         if tokeniser is not None and tokeniser.start is None and tokeniser.end_of_text is None:
-            raise InputError(
-                f"the tokeniser {tokeniser.name} has neither a start nor an end-of-text token, so "
-                "no sentence can begin: set evaluation.sentences: 0"
-            )
+            problem = "has neither a start nor an end-of-text token to begin a sentence with"
+            advice = "set evaluation.sentences: 0"
+            raise InputError(f"the tokeniser {tokeniser.name} {problem}: {advice}")
     start = tokeniser is not None and tokeniser.start is not None
     used = "model.sequence_length and a start token"
     available.require_positions(settings.sequence_length + start, used)
@@ -189,13 +189,10 @@ class Study(base.Study):
         settings, privacy = self.config.fred, self.config.privacy
         if settings is None:
             return None
-        bounds: Any = {"clip_norm": settings.clip_norm, "max_examples": settings.max_examples}
-        delta = privacy.delta if settings.delta is None else settings.delta
-        bounds["unit"] = settings.unit
+        bounds: Any = {key: vars(settings)[key] for key in ("clip_norm", "max_examples", "unit")}
         if settings.epsilon is None:
             return FredPlan.without_privacy(**bounds)
-        assert delta is not None, "the config checks it"
-        cost: Any = {"epsilon": settings.epsilon, "delta": delta}
+        cost: Any = {"epsilon": settings.epsilon, "delta": settings.delta or privacy.delta}
         if settings.mode == "paper":
             cost |= {"examples": self.fred_units, "clients": len(self.clients)}
             return FredPlan.as_printed(**cost, clip_norm=settings.clip_norm)
@@ -255,14 +252,15 @@ class Study(base.Study):
 
     def encode(self, examples: Population) -> Population:
         """The columns that the model reads: tokens of texts, or the examples as they are."""
-        settings: Any = self.config.model
-        published = self.network.published
         if not self.network.language:
             return examples
-        encoder: Any = characters if self.vocabulary is None else self.vocabulary
-        if published is not None:
-            encoder = TextEncoder(published.tokeniser)
-        return encoder.encode(examples, sequence_length=settings.sequence_length)
+        settings: Any = self.config.model
+        if self.network.published is not None:
+            texts, tokeniser = text_column(examples).to_pylist(), self.network.published.tokeniser
+            tokens = text_rows(tokeniser, texts, settings.sequence_length)
+            return examples.with_columns({"tokens": tokens})
+        encoder = characters if self.vocabulary is None else self.vocabulary
+        return encoder.encode(examples, settings.sequence_length)
 
     def describe(self) -> description.Description:
         models, rounds = self._describe_training()
@@ -295,11 +293,9 @@ class Study(base.Study):
         settings, seed, trees = self.config.model, self.config.run.seed, ()
         with description.tracing("a round of training"):
             if isinstance(settings, PublishedDecoderConfig):
-                alone = settings.lora is None
-                available, shapes, sized = description.published_shapes(
-                    settings, "model", trained=alone
-                )
-                models: dict[str, description.Sized] = {"model": sized}
+                shapes_of = partial(description.published_shapes, settings, "model")
+                available, shapes, sized = shapes_of(trained=settings.lora is None)
+                models = {"model": sized}
                 if available is None:
                     return models, {}
                 _check_published(settings, available, self.config.evaluation)
@@ -312,13 +308,11 @@ class Study(base.Study):
                     models["adapters"] = description.Sized.of(about, trees[0])
             else:
                 network = build.build_model(settings, None)
-                models = {
-                    "model": description.Sized.of(settings.name, description.shapes_of(network))
-                }
+                shapes = description.shapes_of(network)
+                models = {"model": description.Sized.of(settings.name, shapes)}
             training = partial(build.build_algorithm, network, self.config.training, self.plan)
-            return models, {
-                "rounds": rehearse(training, description.example_columns(settings), *trees)
-            }
+            columns = description.example_columns(settings)
+            return models, {"rounds": rehearse(training, columns, *trees)}
 
 
 def prepare(config: Config) -> Study:
@@ -363,18 +357,16 @@ def _vocabulary(
     private: PrivateContent,
 ) -> Vocabulary:
     """The words of `data.vocabulary`, of `data.public` or of all candidates, which are public."""
-    data, fred = config.data, config.fred
+    data = config.data
     if data.vocabulary is not None:
         return build.public_vocabulary(data.vocabulary, public, private, size)
     if data.public is not None:
         return public_words(build.open_public(data.public, public, private, "data.public"), size)
-    assert fred is not None and candidates is not None, "the config checks it"
+    assert candidates is not None, "the config checks it"
     name = f"the candidates {', '.join(candidates.sources)}"
     texts = (
         text
         for source in candidates.sources
-        for text in candidates.sample(source, "text", fred.max_candidate_examples)
-        .columns["text"]
-        .to_pylist()
+        for text in candidates.sample(source, "text").columns["text"].to_pylist()
     )
     return of_size(Vocabulary.from_texts(texts, size, source=name), size, name)

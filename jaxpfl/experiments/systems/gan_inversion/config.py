@@ -72,17 +72,13 @@ class SelectionConfig(Checked):
 
     def check_fields(self) -> None:
         if not 0 < self.low <= self.high < 100:
-            raise InputError(
-                "selection.low and selection.high must be percentiles with 0 < low <= high < 100, "
-                f"found {self.low:g} and {self.high:g}"
-            )
+            expected, given = "percentiles with 0 < low <= high < 100", (self.low, self.high)
+            raise InputError(f"selection.low and selection.high must be {expected}, found {given}")
         given = (self.column is not None, len(set(self.values or ())) > 1)
         if given != ((self.by == "slice"),) * 2 or len(set(self.values or ())) != len(self.slices):
-            raise InputError(
-                "selection.column and at least two different selection.values are what "
-                f"selection.by: slice needs, and nothing else, found by {self.by}, column "
-                f"{self.column} and values {self.slices}"
-            )
+            expected = "selection.column and at least two different selection.values"
+            given = f"by {self.by}, column {self.column} and values {self.slices}"
+            raise InputError(f"selection.by: slice, and it alone, needs {expected}, found {given}")
 
     @property
     def slices(self) -> list[str]:
@@ -126,23 +122,17 @@ class GanInversionConfig(Checked):
 
     def check_fields(self) -> None:
         if self.data.public != sections.PUBLIC_PART or not self.data.split.public:
-            raise InputError(
-                f"data.public must be {sections.PUBLIC_PART!r} with a positive data.split.public: "
-                "the primary classifier is trained on clients that are declared public, found "
-                f"{self.data.public!r} and {self.data.split.public:g}"
-            )
+            expected = f"{sections.PUBLIC_PART!r} with a positive data.split.public"
+            given = f"{self.data.public!r} and {self.data.split.public:g}"
+            raise InputError(f"data.public must be {expected}, for the classifier, found {given}")
         asks = self.privacy.private and self.selection.by != "random"
         if asks != (self.selection.epsilon is not None):
-            raise InputError(
-                "selection.epsilon is required where privacy.private is true, because accuracies "
-                "are private releases, and must be absent where it is false or selection.by is "
-                f"random, found {self.selection.epsilon}"
-            )
+            where = "required where privacy.private is true and selection.by is not random"
+            given = self.selection.epsilon
+            raise InputError(f"selection.epsilon is {where}, and absent elsewhere, found {given}")
         if self.bug.value not in (None, *self.selection.slices):
-            raise InputError(
-                f"bug.value must be one of selection.values, found {self.bug.value!r} and "
-                f"{self.selection.slices}"
-            )
+            values = self.selection.slices
+            raise InputError(f"bug.value must be one of {values}, found {self.bug.value!r}")
         training = self.training
         if training.algorithm.name != "fed_avg" or training.schedule != "constant":
             raise InputError("training.algorithm and training.schedule are not for a GAN")

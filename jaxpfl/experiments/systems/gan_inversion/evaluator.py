@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.special import rel_entr, softmax
 
-from jaxpfl.algorithms.frechet import Moments, Reference, moments
+from jaxpfl.algorithms.frechet import Reference, moments
 from jaxpfl.data.corruptions import inverted
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import fit_adam
@@ -42,7 +42,7 @@ class ImageEvaluator:
 
     @cached_property
     def _normal(self) -> Reference:
-        return Reference(_moments(logits(*self.classifier, self.image)))
+        return Reference(moments(logits(*self.classifier, self.image), np.inf))
 
     def score(self, images_NxHxWxC: np.ndarray) -> dict[str, float]:
         """Scores a set of images with values in 0 .. 1.
@@ -63,14 +63,14 @@ class ImageEvaluator:
         return {
             "inverted_share": float(np.mean(classes == 1)),
             "classifier_score": classifier_score(logits_NxK),
-            "frechet": self._normal.distance(_moments(logits_NxK)) if finite else np.nan,
+            "frechet": self._normal.distance(moments(logits_NxK, np.inf)) if finite else np.nan,
             "labelled_accuracy": self.accuracy_of(student),
         }
 
     def accuracy_of(self, params: Any) -> float:
         """The accuracy of a classifier with these parameters on the public examples."""
-        found = np.argmax(logits(self.classifier[0], params, self.image), axis=-1)
-        return float(np.mean(found == self.label))
+        classes = np.argmax(logits(self.classifier[0], params, self.image), axis=-1)
+        return float(np.mean(classes == self.label))
 
 
 def image_evaluator(
@@ -102,20 +102,10 @@ def image_evaluator(
     # The classifier is tested on examples that did not train it, if there are any.
     tested = np.sort((others if len(others) else order)[:_MOST_TESTED])
     digest = " ".join(artifacts.sha256(name) for name in models)
-    made = ImageEvaluator(
-        **models,
-        image=images[tested],
-        label=labels[tested],
-        learned=images[rows],
-        how={**how, "epochs": settings.epochs},
-        accuracy=np.nan,
-        digest=digest,
-    )
+    how["epochs"] = settings.epochs
+    examples: Any = {"image": images[tested], "label": labels[tested], "learned": images[rows]}
+    made = ImageEvaluator(**models, **examples, how=how, accuracy=np.nan, digest=digest)
     return replace(made, accuracy=made.accuracy_of(models["classifier"][1]))
-
-
-def _moments(logits_NxK: np.ndarray) -> Moments:
-    return moments(logits_NxK, np.inf)
 
 
 def classifier_score(logits_NxC: np.ndarray) -> float:

@@ -30,10 +30,5 @@ def made(
             privacy=runs[name]["privacy"],
         )
         models.append(base.TrainedModel(name, config.gan.model, params))
-    return base.Made(
-        models=tuple(models),
-        plan=plan,
-        stamp=record["stamp"],
-        trained_on=base.trained_on(config.data.source),
-        scores={},
-    )
+    trained_on = base.trained_on(config.data.source)
+    return base.Made(tuple(models), plan, record["stamp"], trained_on, scores={})

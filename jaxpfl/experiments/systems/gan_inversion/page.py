@@ -32,29 +32,28 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     if selection["by"] == "slice":
         name = selection["column"]
         sides = {side: f"{name} {record['limits'][side]}, {sides[side]}" for side in sides}
-    gans = {name: _title(name, sides) for name in runs}
+    gans = {}
+    for name in runs:
+        phase, side = name.split("_")
+        gans[name] = f"{sides[side]}, {_PHASES[phase]}"
     images = files.read_npz(directory / ARTIFACTS / IMAGES / "arrays.npz")
     grids = []
     for name, title in (gans | _PUBLIC).items():
         mark = mark_of(stamp) if name in gans else ""
         grids.append((name, title, plots.grid(title, images[name][:64], side=8, stamp=mark)))
-    judged = {
-        **{gans[name]: run for name, run in runs.items()},
-        "none: public images": record["classifier"],
-    }
+    judged = {gans[name]: run for name, run in runs.items()}
+    judged["none: public images"] = record["classifier"]
+    forms = {"inverted_share": percent, "classifier_score": number, "frechet": number}
+    forms["labelled_accuracy"] = percent
     rows = [
-        (
-            name,
-            percent(run["inverted_share"]),
-            number(run["classifier_score"]),
-            number(run["frechet"]),
-            percent(run["labelled_accuracy"]),
-        )
-        for name, run in judged.items()
+        (name, *(form(run[key]) for key, form in forms.items())) for name, run in judged.items()
     ]
     columns = ("the GAN trained on", "classified as inverted", "classifier score")
     columns += ("Frechet distance of logits", "accuracy by labelled images")
     accuracy, plan = record["classifier"]["accuracy"], next(iter(runs.values()))["plan"]
+    struck = "of clients have the bug"
+    if (value := record["bug"]["value"]) is not None:
+        struck += f", where {selection['column']} is {value}"
     sections = []
     if record["accuracy"]:
         by = _slices if selection["by"] == "slice" else _histograms
@@ -77,7 +76,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
             (f"{plan['clip_norm']:g}", "clip norm"),
             (f"{100 * accuracy:.1f} %", f"accuracy of the classifier on {record['judged_by']}"),
-            (f"{100 * record['bug']['probability']:g} %", _struck(record)),
+            (f"{100 * record['bug']['probability']:g} %", struck),
         ],
         sections=[
             Section(
@@ -98,35 +97,21 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     )
 
 
-def _title(gan: str, sides: dict[str, str]) -> str:
-    phase, side = gan.split("_")
-    return f"{sides[side]}, {_PHASES[phase]}"
-
-
-def _struck(record: dict[str, Any]) -> str:
-    value, column = record["bug"]["value"], record["selection"]["column"]
-    return f"of clients have the bug{'' if value is None else f', where {column} is {value}'}"
-
-
 def _slices(record: dict[str, Any]) -> Section:
     """The accuracy of each slice, as released."""
     released, column = record["accuracy"], record["selection"]["column"]
 
     def cell(name: str, value: str) -> str:
-        found = released[name]["slices"][value]
-        if found["accuracy"] is None:
+        rate = released[name]["slices"][value]
+        if rate["accuracy"] is None:
             return "hidden by noise"
-        return f"{percent(found['accuracy'])} ± {percent(found['noise'])}"
+        return f"{percent(rate['accuracy'])} ± {percent(rate['noise'])}"
 
-    values, heads = record["selection"]["values"], [f"accuracy {_BEFORE[n]}" for n in COUNTED]
-    return Section(
-        "Accuracy by slice, as private counts",
-        f"Of the classifier, on the images of {record['population']}, with the standard deviation "
-        "of the noise.",
-        table=Table(
-            (column, *heads), [(v, *(cell(n, v) for n in COUNTED)) for v in values], (1, 2)
-        ),
-    )
+    rows = [(v, *(cell(n, v) for n in COUNTED)) for v in record["selection"]["values"]]
+    columns = column, *(f"accuracy {_BEFORE[name]}" for name in COUNTED)
+    text = f"Of the classifier, on the images of {record['population']}, with the standard "
+    text += "deviation of the noise."
+    return Section("Accuracy by slice, as private counts", text, table=Table(columns, rows, (1, 2)))
 
 
 def _histograms(record: dict[str, Any]) -> Section:

@@ -13,8 +13,6 @@ from jaxpfl.algorithms.federated_sums import COLUMN, Rates
 from jaxpfl.data.corruptions import invert_pixels, inverted
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import (
-    Outcome,
-    Side,
     classified_examples,
     examples_of_slice,
     examples_of_users,
@@ -41,9 +39,6 @@ IMAGES = "images"
 
 _PAGE_IMAGES = 64
 
-OUTCOMES: dict[str, Outcome] = {"low": "incorrect", "high": "correct"}
-BOUNDS: dict[str, Side] = {"low": "below", "high": "above"}
-
 Limits = dict[str, Any] | None
 """The thresholds of users' accuracy, or the values of the slices, by side."""
 
@@ -69,7 +64,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         share = 1.0
         if config.selection.by == "client" and limits is not None:
             share = matching_share(released[used[-1]], side, limits)
-        prior = () if limits is None else tuple(released[each]["run"] for each in used)
+        prior = () if limits is None else tuple(released[counted]["run"] for counted in used)
         clients = _clients(study, phase)
         what = "random examples" if side == "random" else f"{side} accuracy"
         results[name] = workspace.train(
@@ -91,15 +86,15 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     for name in study.counted:
         restate(workspace.directory / "runs" / f"{name}_accuracy", ledger)
     for name, result in results.items():
-        said = restate(result.out, ledger, records[name].pop("prior"))
-        records[name] |= {**scores[name], "privacy": said}
+        statement = restate(result.out, ledger, records[name].pop("prior"))
+        records[name] |= {**scores[name], "privacy": statement}
     composed = workspace.composed_guarantee([ledger], config.privacy.delta)
     return {
         "private": not workspace.stamp,
         "privacy": composed["statement"],
         "metrics": {
             "epsilon": composed["epsilon"],
-            **{score: {name: each[score] for name, each in records.items()} for score in SCORES},
+            **{score: {name: run[score] for name, run in records.items()} for score in SCORES},
         },
         "population": study.clients.name,
         "unit": study.clients.unit,
@@ -111,7 +106,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         "limits": limits,
         "runs": records,
         "selected_per_round": config.training.clients_per_round,
-        "at_scale": {name: each.statement() for name, each in study.at_scale(plans).items()},
+        "at_scale": {name: cost.statement() for name, cost in study.at_scale(plans).items()},
     }
 
 
@@ -133,9 +128,12 @@ def _accuracy(
 
     def examples() -> Population:
         correct = correct_examples(*evaluator.classifier, clients)
-        if settings.by != "slice":
+        if settings.by != "slice" or settings.column is None:
             return with_correct(clients, correct)
-        return clients.with_columns({COLUMN: slice_counts(clients, correct, settings)})
+        # Each example's row of pairs (right, wrong) of the slices, float32 [examples, 2 slices].
+        slices = [examples_of_slice(clients, settings.column, value) for value in settings.slices]
+        pairs = [inside & outcome for inside in slices for outcome in (correct, ~correct)]
+        return clients.with_columns({COLUMN: np.stack(pairs, axis=1).astype(np.float32)})
 
     what = "slices" if settings.by == "slice" else "users"
     result = workspace.train(
@@ -148,25 +146,13 @@ def _accuracy(
     )
     record = {"run": result.run, "stamp": workspace.stamp}
     if settings.by == "slice":
-        rates, noise = (each.tolist() for each in Rates.of(study.release, result.state))
-        slices = {
-            value: {"accuracy": rate, "noise": deviation}
-            for value, rate, deviation in zip(settings.slices, rates, noise, strict=True)
-        }
-        return files.jsonable({**record, "slices": slices})
+        rates_S, noise_S = Rates.of(study.release, result.state)
+        pairs = zip(rates_S.tolist(), noise_S.tolist(), strict=True)
+        rates = (dict(zip(("accuracy", "noise"), pair, strict=True)) for pair in pairs)
+        return files.jsonable({**record, "slices": dict(zip(settings.slices, rates, strict=True))})
     metrics = ReleasedMetrics.of(study.accuracy_plan, result.state)
     sides = {side: metrics.percentile(getattr(settings, side)) for side in SIDES}
     return files.jsonable({**record, **metrics.to_dict(), "accuracy": metrics.accuracy(), **sides})
-
-
-def slice_counts(
-    population: Population, correct: np.ndarray, settings: SelectionConfig
-) -> np.ndarray:
-    """Each example's row of pairs (right, wrong) of the slices, float32 [examples, 2 slices]."""
-    assert settings.column is not None
-    held = [examples_of_slice(population, settings.column, value) for value in settings.slices]
-    pairs = [each & outcome for each in held for outcome in (correct, ~correct)]
-    return np.stack(pairs, axis=1).astype(np.float32)
 
 
 def _draw_images(
@@ -185,7 +171,10 @@ def _draw_images(
             scores[name], pictures[name] = evaluator.score(images), images[:_PAGE_IMAGES]
         # What real images reach, of which none tests the classifiers.
         scores["public"] = evaluator.score(evaluator.learned[:number])
-        return Artifact(scores, {name: _as_bytes(each) for name, each in pictures.items()})
+        for name, images in pictures.items():
+            if images.dtype != np.uint8:
+                pictures[name] = np.round(255 * images).astype(np.uint8)
+        return Artifact(scores, pictures)
 
     made_from = {name: params_digest(result.params) for name, result in runs.items()}
     return dict(workspace.artifacts().load_or_compute(IMAGES, drawn, made_from).record)
@@ -201,17 +190,16 @@ def limits_of(released: dict[str, Any], settings: SelectionConfig) -> Limits:
         return None
     if settings.by == "slice":
         slices = list(released.values())[-1]["slices"]
-        rates = [(each["accuracy"], value) for value, each in slices.items()]
-        known = sorted(pair for pair in rates if pair[0] is not None)
-        found = {"low": known[0][1], "high": known[-1][1]} if len(known) > 1 else {}
+        rates = [(rate["accuracy"], value) for value, rate in slices.items()]
+        visible = sorted(pair for pair in rates if pair[0] is not None)
+        limits = {"low": visible[0][1], "high": visible[-1][1]} if len(visible) > 1 else {}
     else:
-        found = {side: released["before"][side] for side in SIDES}
-    if None in found.values() or not found:
-        raise InputError(
-            f"the private accuracies give nothing to select {settings.by}s by, because noise hides "
-            f"them: selection.epsilon = {settings.epsilon} is too small for so few clients"
-        )
-    return found
+        limits = {side: released["before"][side] for side in SIDES}
+    if None in limits.values() or not limits:
+        problem = f"nothing to select {settings.by}s by, because noise hides them"
+        advice = f"selection.epsilon = {settings.epsilon} is too small for so few clients"
+        raise InputError(f"the private accuracies give {problem}: {advice}")
+    return limits
 
 
 def selected_examples(
@@ -223,17 +211,18 @@ def selected_examples(
 ) -> Population:
     """The clients with only the images that a GAN is trained on, as their devices would choose."""
     settings = config.selection
+    limit: Any = None if limits is None else limits.get(side)
     if side == "random":
         chosen = random_examples(population, settings.fraction, config.run.seed)
     elif settings.column is not None:
-        assert limits is not None
-        chosen = examples_of_slice(population, settings.column, limits[side])
-    elif limits is None:
-        correct = correct_examples(*classifier, population)
-        chosen = classified_examples(population, correct, OUTCOMES[side], settings.at_least)
+        chosen = examples_of_slice(population, settings.column, limit)
     else:
-        correct = correct_examples(*classifier, population)
-        chosen = examples_of_users(population, correct, BOUNDS[side], limits[side])
+        correct, low = correct_examples(*classifier, population), side == "low"
+        if limits is None:
+            outcome = "incorrect" if low else "correct"
+            chosen = classified_examples(population, correct, outcome, settings.at_least)
+        else:
+            chosen = examples_of_users(population, correct, "below" if low else "above", limit)
     selected = population.keeping(chosen)
     return selected.with_columns({"image": selected.columns["image"]})
 
@@ -248,7 +237,3 @@ def matching_share(released: dict[str, Any], side: str, thresholds: dict[str, An
         return LEAST_SHARE
     below = np.interp(thresholds[side], released["plan"]["edges"], cumulative) / cumulative[-1]
     return float(np.clip(below if side == "low" else 1.0 - below, LEAST_SHARE, 1.0))
-
-
-def _as_bytes(images: np.ndarray) -> np.ndarray:
-    return images if images.dtype == np.uint8 else np.round(255 * images).astype(np.uint8)

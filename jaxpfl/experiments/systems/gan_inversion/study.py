@@ -93,11 +93,8 @@ class Study(base.Study):
     def accuracy_plan(self) -> MetricsPlan:
         """What a release of users' accuracy contains and costs."""
         privacy, settings = self.config.privacy, self.config.selection
-        shared: dict[str, Any] = {
-            "population": len(self.clients),
-            "edges": _EDGES,
-            "histogram_share": _HISTOGRAM_SHARE,
-        }
+        shared: Any = {"population": len(self.clients), "edges": _EDGES}
+        shared["histogram_share"] = _HISTOGRAM_SHARE
         if settings.epsilon is None or privacy.delta is None:
             return MetricsPlan.without_privacy(**shared)
         return MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
@@ -168,9 +165,8 @@ class Study(base.Study):
                 read = {COLUMN: column((2 * len(selection.slices),), np.float32)}
             rounds = {"accuracy": rehearse(self.accuracy, read), **rounds}
             what = "counts by slice" if selection.by == "slice" else "histograms of users' accuracy"
-            releases[f"each of two {what}"] = description.PlannedRelease(
-                plan.guarantee(), "once, of everyone", plan.noise_multiplier, (plan,)
-            )
+            about: Any = plan.guarantee(), "once, of everyone", plan.noise_multiplier, (plan,)
+            releases[f"each of two {what}"] = description.PlannedRelease(*about)
         number = {2: "two", 4: "four"}[len(self.gans)]
         for share in self.shares:
             matching = f", if {share:.0%} of the clients match" if len(self.shares) > 1 else ""
@@ -191,10 +187,8 @@ def prepare(config: GanInversionConfig) -> Study:
     check_examples(classifier, clients, "data.source")
     parts = build.split_clients(clients, config.data)
     if not parts["public"].num_examples:
-        raise InputError(
-            f"data.split.public = {config.data.split.public:g} leaves no public client with "
-            "examples: give it a larger share"
-        )
+        share = config.data.split.public
+        raise InputError(f"data.split.public = {share:g} leaves no public client with examples")
     study = Study(config, parts["train"], parts["public"])
     if config.selection.column is not None:
         examples_of_slice(study.clients, config.selection.column, config.selection.slices[0])

@@ -77,10 +77,8 @@ class CorpusConfig(Checked):
         with named("corpus.cut"):
             Cut.parse(self.cut)
         if (set(self.pool) == {"public", sections.WRITTEN}) != (self.chosen is not None):
-            raise InputError(
-                "corpus.pool must be [public, written] where corpus.chosen is given, and absent "
-                f"elsewhere, found {list(self.pool)}"
-            )
+            expected = "[public, written] where corpus.chosen is given, and absent elsewhere"
+            raise InputError(f"corpus.pool must be {expected}, found {list(self.pool)}")
 
 
 @dataclass(frozen=True)
@@ -101,11 +99,9 @@ class TuneConfig(Checked):
 
     def choices(self, popri: "PopriConfig") -> list["PopriConfig"]:
         """The settings with each combination, in the order in which they are tried."""
-        tried = product(
-            self.temperature or [popri.temperature],
-            self.top_p or [popri.top_p],
-            [(name,) for name in self.samples or ()] or [popri.samples],
-        )
+        samples = [(name,) for name in self.samples or ()] or [popri.samples]
+        temperatures = self.temperature or [popri.temperature]
+        tried = product(temperatures, self.top_p or [popri.top_p], samples)
         return [replace(popri, temperature=t, top_p=p, samples=names) for t, p, names in tried]
 
 
@@ -152,21 +148,14 @@ class PopriConfig(PopriSettings):
         by_look = {"corpus": by_distance, "checkpoint": judged, "tune": self.tune is not None}
         for name, chosen in by_look.items():
             if chosen and self.clients_send != "moments":
-                raise InputError(
-                    f"popri.{name} needs popri.clients_send 'moments', whose one look alone shows "
-                    f"what it chooses by, found {self.clients_send!r}"
-                )
+                expected = "popri.clients_send 'moments', whose one look it chooses by"
+                raise InputError(f"popri.{name} needs {expected}, found {self.clients_send!r}")
         if self.tune is not None:
             if by_distance and self.tune.samples:
-                raise InputError(
-                    f"popri.tune.samples must be absent with popri.corpus {self.corpus!r}, found "
-                    f"{list(self.tune.samples)}: both choose what prompts are made of"
-                )
+                what = f"popri.tune.samples must be absent with popri.corpus {self.corpus!r}"
+                raise InputError(f"{what}, found {list(self.tune.samples)}")
             if len(self.tune.choices(replace(self, tune=None))) < 2:
-                raise InputError(
-                    "popri.tune must give at least two values of temperature, top_p or samples to "
-                    "choose from, found one choice"
-                )
+                raise InputError("popri.tune needs at least two values in all, found one choice")
 
 
 @dataclass(frozen=True)
@@ -263,59 +252,41 @@ class SyntheticTextConfig(Checked):
             raise InputError(f"vocab_size must be above 256, found {self.vocab_size}")
         self.evaluation.check_split(self.data.split)
         if not self.evaluation.declared_public:
-            raise InputError(
-                "evaluation.declared_public must be true, found false: methods are compared on "
-                "held-out clients, which costs no privacy only if these are declared public"
-            )
+            because = "methods are compared on held-out clients"
+            raise InputError(f"evaluation.declared_public must be true, found false: {because}")
         if self.popri.checkpoint == "judged" and self.popri.judge == self.embedder:
-            raise InputError(
-                f"popri.judge must be another embedder than {self.embedder!r}, which the rewards "
-                "see: tuning raises what they see, whether texts improve or not"
-            )
+            seen = f"{self.embedder!r}, which the rewards see"
+            raise InputError(f"popri.judge must be another embedder than {seen}, found it")
         self._check_corpora()
         if self.corpus.chosen is not None and not self.one_look:
-            raise InputError(
-                "corpus.chosen needs the moments of the clients' texts: add method 'popri' with "
-                f"popri.clients_send 'moments', found method {self.method!r}"
-            )
+            expected = "method 'popri' with popri.clients_send 'moments'"
+            raise InputError(f"corpus.chosen needs {expected}, found method {self.method!r}")
         needed = ("test", "valid") if self.method in WRITING else ("test",)
         for name in needed:
             if self.evaluation.source is None and not getattr(self.data.split, name):
-                raise InputError(
-                    f"data.split.{name} must be positive, found 0: method {self.method!r} is "
-                    "measured on these clients"
-                )
+                expected = f"positive with method {self.method!r}, which is measured on it"
+                raise InputError(f"data.split.{name} must be {expected}, found 0")
         selected, shots = self.evolution.selected, self.popri.format.shots
         if self.method in EVOLVING and selected < shots:
-            raise InputError(
-                f"evolution selects {selected} texts in a round, expected at least the {shots} of "
-                "a prompt (popri.format.shots): choose a larger evolution.population"
-            )
+            least = f"{shots}, a prompt's (popri.format.shots): raise evolution.population"
+            raise InputError(f"evolution selects {selected} texts, expected at least {least}")
         if self.method in EVOLVING:
             self._check_variation()
         if self.remote is not None and self.method in ("pe_sft", "popri", STEERED):
-            raise InputError(
-                f"generator.api must be absent with method {self.method!r}, found "
-                f"{self.remote.api!r}: the method changes the generator, which needs its weights"
-            )
+            method = f"method {self.method!r}, which changes the generator's weights"
+            raise InputError(f"generator.api must be absent with {method}, found one")
         stop, cut = self.popri.format.stop, Cut.parse(self.corpus.cut)
         if self.method in WRITING and cut.size and stop and not stop.strip():
-            raise InputError(
-                f"popri.format.stop must be '' with corpus.cut '{cut}', found {stop!r}: pieces go "
-                "on over the ends of lines, and synthetic texts would end at the first one"
-            )
+            cuts = f"corpus.cut '{cut}', whose pieces go on over the ends of lines"
+            raise InputError(f"popri.format.stop must be '' with {cuts}, found {stop!r}")
         self._check_privacy()
         if self.method == CENTRAL and (self.privacy.private or self.privacy.ledger is not None):
-            raise InputError(
-                "privacy.private must be false, and privacy.ledger absent, with method 'central': "
-                "it trains on the clients' own texts, which no ledger accounts for"
-            )
+            where = "with method 'central', which trains on the clients' own texts"
+            raise InputError(f"privacy.private must be false, and privacy.ledger absent, {where}")
         sends = self.method not in ("public", "generator") and self.privacy.private
         if self.simulated is not None and not sends:
-            raise InputError(
-                "simulated must be absent where privacy.private is false, and with method 'public' "
-                f"or 'generator', whose clients send nothing, found method {self.method!r}"
-            )
+            where = "where privacy.private is false, and for a method whose clients send nothing"
+            raise InputError(f"simulated must be absent {where}, found method {self.method!r}")
 
     def _check_variation(self) -> None:
         """Refuses a variation of texts that the generator cannot make, or that lacks its model."""
@@ -397,33 +368,24 @@ class SyntheticTextConfig(Checked):
 
     def _check_corpora(self) -> None:
         corpora = self.corpora or {}
-        pretrained = {
-            name: model
-            for name, model in self.models.items()
-            if isinstance(model, DecoderModelConfig)
-        }
+        models = self.models.items()
+        pretrained = {n: model for n, model in models if isinstance(model, DecoderModelConfig)}
         if not corpora and (pretrained or self.method in WRITING):
-            raise InputError(
-                f"corpora must name at least one public source for method {self.method!r}, found "
-                "none: models that name no path are pretrained on them, and prompts are made of "
-                "their texts"
-            )
+            because = "models are pretrained on them, and prompts are made of their texts"
+            raise InputError(f"corpora must name a public source, found none: {because}")
         for name, source in corpora.items():
             if name == sections.WRITTEN and self.corpus.chosen is not None:
                 raise InputError(f"corpora.{name} must have another name: it is what is written")
             if place(source) == place(self.data.source):
-                raise InputError(
-                    f"corpora.{name} is data.source, expected a public source: the texts of "
-                    "private clients are not public"
-                )
+                raise InputError(f"corpora.{name} is data.source, expected a public source")
         owners = {f"{name}.corpora": model.corpora for name, model in pretrained.items()}
         tune = self.popri.tune
         owners |= {"popri.tune.samples": tune and tune.samples, "popri.samples": self.popri.samples}
         for owner, names in owners.items():
             for name in names or ():
                 if name not in corpora:
-                    known = ", ".join(map(repr, corpora)) or "none"
-                    raise InputError(f"{owner} must be among {known}, found {name!r}")
+                    ours = ", ".join(map(repr, corpora)) or "none"
+                    raise InputError(f"{owner} must be among {ours}, found {name!r}")
 
     def _check_privacy(self) -> None:
         privacy, method, asking = self.privacy, self.method, self.method in ASKING
@@ -442,5 +404,5 @@ class SyntheticTextConfig(Checked):
             ("adaptive", asking and [True], "false", f"{cohorts}, with the same clip norm"),
             ("noise", method != FED_AVG and bands, "'independent' or 'exact'", sums),
         ):
-            if refused and (found := getattr(privacy, name)) in refused:
-                raise InputError(f"privacy.{name} must be {allowed} with {where}, found {found!r}")
+            if refused and (value := getattr(privacy, name)) in refused:
+                raise InputError(f"privacy.{name} must be {allowed} with {where}, found {value!r}")

@@ -33,7 +33,6 @@ from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import question_of
 from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
 from jaxpfl.experiments.systems.workspace import ledger_path
-from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
@@ -51,10 +50,8 @@ def made(
 ) -> base.Made:
     """See `systems.base.System`."""
     if config.method == CENTRAL:
-        raise InputError(
-            f"{directory}: the method must not be 'central', whose model is trained on the "
-            "clients' own texts: it is a ceiling to compare with, and is not exported"
-        )
+        problem = "'central', a ceiling to compare with, which is not exported"
+        raise InputError(f"{directory}: the method must not be {problem}")
     models = StudyModels(config, progress)
     start, folder = models.downstream, directory / FINE_TUNING
     _require_public(models, "downstream", record)
@@ -66,31 +63,22 @@ def made(
         _require_checkpoints(folder)
         params = models.fitted(start, run, config.corpus.fine_tuning, folder)
     elif config.method == FED_AVG:
-        params = _trained(directory, models, record)
+        run_folder = directory / "runs" / FED_AVG
+        rounds = planned(run_folder, {**to_mapping(config), "run name": FED_AVG})
+        algorithm = build_algorithm(start.model, config.training, rounds, start.params)
+        stated: Any = {"ledger": ledger_path(config.privacy, directory)}
+        stated["privacy"] = record["privacy"]
+        params = final_params(run_folder, algorithm, config.run.seed, **stated)
     source = config.data.source
+    trained = base.TrainedModel("", start.model, params, start.tokeniser, fields=fields_of(source))
     return base.Made(
-        models=(
-            base.TrainedModel("", start.model, params, start.tokeniser, fields=fields_of(source)),
-            *others,
-        ),
+        models=(trained, *others),
         plan=plan,
         stamp=record["stamp"],
         trained_on=_trained_on(config, record, corpus),
         scores={name: record["metrics"][name] for name in ("loss", "perplexity", "accuracy")},
         tested_on=record["tested_on"].replace(source, base.last_part(source)),
         corpus=corpus,
-    )
-
-
-def _trained(directory: Path, models: StudyModels, record: Mapping[str, Any]) -> Params:
-    config, folder = models.config, directory / "runs" / FED_AVG
-    plan, start = planned(folder, {**to_mapping(config), "run name": FED_AVG}), models.downstream
-    return final_params(
-        folder,
-        build_algorithm(start.model, config.training, plan, start.params),
-        config.run.seed,
-        ledger=ledger_path(config.privacy, directory),
-        privacy=record["privacy"],
     )
 
 
@@ -117,10 +105,8 @@ def _written(
     phases = Phases(artifacts)
     corpus = phases.load_or_compute("corpus", missing)["texts"].tolist()
     if config.corpus.chosen is not None and (number or 0) > len(corpus):
-        raise InputError(
-            f"{directory}: has a corpus of {len(corpus)} chosen texts, which is not written on, "
-            f"expected at most so many for export, found {number}"
-        )
+        most = f"the {len(corpus)} chosen texts, and no other ones"
+        raise InputError(f"{directory}: an export must have at most {most}, found {number}")
     wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
     if not tunes and len(wanted) >= (number or 0):
         return corpus, wanted, []
@@ -129,7 +115,7 @@ def _written(
     _require_checkpoints(directory / "generator_tuning", needed=config.method == "pe_sft")
     author = METHODS[config.algorithm](Tuning(models, phases, directory), question and question.of)
     if number is not None:
-        wanted = enough(author.texts, number, corpus)
+        wanted = enough(lambda lacking, part: author.texts(lacking, part=part), number, corpus)
     if not tunes:
         return corpus, wanted, []
     tuned = author.generator
@@ -144,18 +130,18 @@ def _written(
 
 def _require_public(models: StudyModels, name: str, record: Mapping[str, Any]) -> None:
     """Refuses a public model, "generator" or "downstream", that the run did not start from."""
-    found, expected = models.about[name], record["public_models"][name]["sha256"]
-    where = found.get("path", models.config.cache)
-    base.require_same(where, f"public {name}", found["sha256"], expected)
+    about, expected = models.about[name], record["public_models"][name]["sha256"]
+    where = about.get("path", models.config.cache)
+    base.require_same(where, f"public {name}", about["sha256"], expected)
 
 
 def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:
     """Refuses altered checkpoints of a training, which would be trained again in silence."""
-    found = sorted(folder.glob("round_*"))
-    if needed and not found:
+    checkpoints = sorted(folder.glob("round_*"))
+    if needed and not checkpoints:
         raise CorruptFile(f"{folder}: the checkpoints of a finished training are missing")
-    for path in found:
-        verified(path)
+    for checkpoint in checkpoints:
+        verified(checkpoint)
 
 
 def _trained_on(
@@ -171,19 +157,18 @@ def _trained_on(
         names = corpora if settings.corpora is None else settings.corpora
         return "public text: " + ", ".join(base.last_part(corpora[name]) for name in names)
 
-    found = {"method": config.method, "pretraining": public("downstream")}
+    data = {"method": config.method, "pretraining": public("downstream")}
     if corpus is not None:
         kind = "synthetic" if config.corpus.chosen is None else "synthetic and public"
-        found["fine-tuning"] = f"{len(corpus)} {kind} texts, in corpus/"
-        found["generator of the texts"] = public(_GENERATOR)
-    sent = {FED_AVG: "trained the model in rounds"} | dict.fromkeys(
-        SCORING, "scored synthetic texts"
-    )
+        data["fine-tuning"] = f"{len(corpus)} {kind} texts, in corpus/"
+        data["generator of the texts"] = public(_GENERATOR)
+    sent: dict[str, str] = {name: "scored synthetic texts" for name in SCORING}
+    sent[FED_AVG] = "trained the model in rounds"
     sent[STEERED] = "released mean differences of hidden states, once"
     if config.one_look:
         sent["popri"] = "released the moments of their embeddings, once"
-    found["private clients"] = "none: clients sent nothing"
+    data["private clients"] = "none: clients sent nothing"
     if config.method in sent:
         clients = f"the training clients of {base.last_part(config.data.source)}"
-        found["private clients"] = f"{clients} {sent[config.method]}"
-    return found
+        data["private clients"] = f"{clients} {sent[config.method]}"
+    return data

@@ -84,12 +84,11 @@ class Author:
     choices: Mapping[str, Any] = field(default_factory=dict)
     choose: Callable[[list[str]], Artifact] | None = None
 
-    def texts(self, number: int, part: int = 0, later: int = 0) -> list[str]:
+    def texts(self, number: int, later: int = 0, part: int = 0) -> list[str]:
         """Up to `number` texts, none of them empty; another `part` or `later` seed gives others."""
-        options = {"seed": self.models.config.run.seed + later, "progress": self.models.progress}
-        return synthesise(
-            self.generator, self.samples, number, self.settings, part=part, **options
-        )[0]
+        options: Any = {"seed": self.models.config.run.seed + later, "part": part}
+        options["progress"] = self.models.progress
+        return synthesise(self.generator, self.samples, number, self.settings, **options)[0]
 
 
 def untuned(tuning: Tuning, question: None = None) -> Author:
@@ -105,29 +104,19 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
     settings = models.config.evolution
     vary, tokens = vary_of(models), models.config.corpus.tokens
 
-    def written(number: int, attempt: int) -> list[str]:
-        return author.texts(number, later=attempt)
-
     def first() -> Arrays:
-        texts = enough(written, settings.population)
+        texts = enough(author.texts, settings.population)
         # The longest text that is ever varied: one without room is refused before a charge.
         vary(models.generator.shortened([" ".join(texts)], tokens), jax.random.key(0))
         return {"texts": np.array(texts)}
 
-    def on_round(found: Evolved) -> None:
-        tuning.on_round(found.round, {"fid": found.selected}, found.selected, {})
+    def on_round(result: Evolved) -> None:
+        tuning.on_round(result.round, {"fid": result.selected}, result.selected, {})
 
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
-    algorithm = private_evolution(
-        texts,
-        vary,
-        votes,
-        models.embedder,
-        settings,
-        seed=models.config.run.seed,
-        load_or_compute=phases.load_or_compute,
-        on_round=on_round,
-    )
+    options: Any = {"seed": models.config.run.seed, "load_or_compute": phases.load_or_compute}
+    options["on_round"] = on_round
+    algorithm = private_evolution(texts, vary, votes, models.embedder, settings, **options)
     selected = selected_texts(_states(algorithm, phases, votes.rounds)[-1])
     return replace(author, samples=selected, first=texts, choices={"variation": settings.varied_by})
 
@@ -138,9 +127,8 @@ def evolved_and_tuned(tuning: Tuning, votes: Scorer) -> Author:
     start, key = models.generator, jax.random.key(config.run.seed)
     adapted = start.replaced(*lora.attach(start.model, start.params, config.popri.lora, key))
     folder, settings = tuning.directory / "generator_tuning", config.evolution.fine_tuning
-    tuned = adapted.replaced(
-        adapted.model, models.fitted(adapted, author.samples, settings, folder)
-    )
+    params = models.fitted(adapted, author.samples, settings, folder)
+    tuned = adapted.replaced(adapted.model, params)
     return replace(author, generator=tuned, samples=models.samples(config.popri.samples))
 
 
@@ -197,8 +185,7 @@ def steered(tuning: Tuning, release: SteeringRelease) -> Author:
     settings, number = models.config.steering, min(models.config.corpus.texts, _FIRST_TEXTS)
 
     def first() -> Arrays:
-        written = enough(lambda number, attempt: author.texts(number, later=attempt), number)
-        return {"texts": np.array(written)}
+        return {"texts": np.array(enough(author.texts, number))}
 
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
     released = release.released(phases)
@@ -246,17 +233,9 @@ def _tuned(
         parts = {"fid": texts, **written.compared(settings)}
         tuning.on_round(written.round, parts, [texts[i] for i in order], more)
 
-    algorithm = popri(
-        models.generator,
-        public,
-        rewards,
-        models.embedder,
-        settings,
-        seed=models.config.run.seed,
-        load_or_compute=phases.load_or_compute,
-        on_round=on_round,
-        progress=models.progress,
-    )
+    options: Any = {"seed": models.config.run.seed, "load_or_compute": phases.load_or_compute}
+    options |= {"on_round": on_round, "progress": models.progress}
+    algorithm = popri(models.generator, public, rewards, models.embedder, settings, **options)
     params_of = algorithm.params
     assert params_of is not None, "POPri tunes a model"
     writers = [
@@ -279,9 +258,8 @@ def _tuned(
         chosen = int(by["chosen"])
         distances = by["distances"].tolist()
         checkpoint = {"chosen": settings.checkpoint, "round": chosen, "distances": distances}
-    prompting = public
-    if settings.final_prompts == "best_responses":
-        prompting = best_responses(rounds[-1])
+    best = settings.final_prompts == "best_responses"
+    prompting = best_responses(rounds[-1]) if best else public
     first, choices = list(chain(*rounds[0].responses)), {"checkpoint": checkpoint}
     return Author(models, writers[chosen], prompting, settings, first, choices)
 
@@ -339,7 +317,7 @@ def vary_of(models: StudyModels) -> Vary:
     clean, stop = popri.format.response, (popri.format.stop,) if popri.format.stop else ()
     match evolution.varied_by:
         case "continue":
-            return Continue(generator, 0.5, tokens, Decoding(stop=stop), clean)
+            return Continue(generator, tokens, Decoding(stop=stop), clean)
         case "rephrase":
             return Rephrase(generator, tokens, Decoding(stop=stop), clean)
         case "redraw":
@@ -360,16 +338,15 @@ def enough(
     written: Callable[[int, int], list[str]], number: int, texts: Sequence[str] = ()
 ) -> list[str]:
     """The first of these `texts` and of those `written(how many, attempt)`: `number` in all."""
-    found = list(texts[:number])
+    all_texts = list(texts[:number])
     for attempt in range(1, 1 + _ATTEMPTS):
-        if lacking := number - len(found):
-            found += written(lacking * 5 // 4 + 8, attempt)[:lacking]
-    if len(found) == number:
-        return found
-    raise InputError(
-        f"the generator wrote {len(found)} texts that are not empty, expected {number}: it needs "
-        "more pretraining, or must be another model (section generator)"
-    )
+        if lacking := number - len(all_texts):
+            all_texts += written(lacking * 5 // 4 + 8, attempt)[:lacking]
+    if len(all_texts) < number:
+        advice = "it needs more pretraining, or must be another model (section generator)"
+        few = f"{len(all_texts)} texts that are not empty, expected {number}"
+        raise InputError(f"the generator wrote {few}: {advice}")
+    return all_texts
 
 
 def best_responses(written: Written) -> list[str]:

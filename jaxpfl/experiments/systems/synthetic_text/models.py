@@ -62,11 +62,9 @@ def check_published(config: SyntheticTextConfig, published: PublishedModel) -> N
         published.require_decoder("which writes no texts")
         evolves = config.method in EVOLVING
         if published.chat is None and evolves and config.evolution.varied_by == "rephrase":
-            raise InputError(
-                "evolution.variation is 'rephrase', which needs a generator that follows "
-                f"instructions, found {published.settings.path!r} without a chat template: choose "
-                "'continue', a substitute"
-            )
+            path, advice = published.settings.path, "choose 'continue', a substitute"
+            lacks = f"needs a generator that follows instructions, found {path!r} without a chat"
+            raise InputError(f"evolution.variation 'rephrase' {lacks} template: {advice}")
         needed = config.positions["generator"]
         used = "popri.prompt_tokens, popri.new_tokens and a start token"
         with named("popri.prompt_tokens"):
@@ -77,11 +75,7 @@ def check_published(config: SyntheticTextConfig, published: PublishedModel) -> N
 
 @dataclass(frozen=True)
 class StudyModels:
-    """The generator, the downstream model and the embedder of a study, each loaded when first read.
-
-    Attributes:
-      progress: whether progress bars are shown on stderr.
-    """
+    """The generator, the downstream model and the embedder of a study, loaded when first read."""
 
     config: SyntheticTextConfig
     progress: bool = False
@@ -163,18 +157,10 @@ class StudyModels:
         trained, base = start.params, None
         if isinstance(start.model, Decoder) and start.model.lora is not None:
             trained, base = adapter_trees.split(start.params)
-        train = partial(
-            fit,
-            start.model,
-            trained,
-            {"tokens": text_rows(start.tokeniser, texts, self.config.corpus.tokens)},
-            settings,
-            seed=self.config.run.seed,
-            frozen=base,
-            mesh=data_mesh(settings.batch_size),
-            folder=folder,
-            progress=self.progress,
-        )
+        rows = text_rows(start.tokeniser, texts, self.config.corpus.tokens)
+        options: Any = {"seed": self.config.run.seed, "frozen": base, "folder": folder}
+        options |= {"mesh": data_mesh(settings.batch_size), "progress": self.progress}
+        train = partial(fit, start.model, trained, {"tokens": rows}, settings, **options)
         leaves = decide(f"the training in {folder.name}", lambda: jax.tree.leaves(train().params))
         params = jax.tree.unflatten(jax.tree.structure(trained), leaves)
         return params if base is None else adapter_trees.join(params, base)
@@ -216,9 +202,8 @@ class _Remote(RemoteModel):
     """A model that process 0 alone asks, for all processes that share the run."""
 
     def write(self, *prompts: Any, **options: Any) -> Generated:
-        return Generated(
-            *decide("a remote model's texts", partial(super().write, *prompts, **options))
-        )
+        written = partial(super().write, *prompts, **options)
+        return Generated(*decide("a remote model's texts", written))
 
 
 def _spread(model: LanguageModel, mesh: Mesh) -> LanguageModel:

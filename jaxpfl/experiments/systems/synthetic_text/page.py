@@ -45,9 +45,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             text += " The method saw this measure: it tunes and selects by the same embedder."
         sections.append(Section("Synthetic and real texts", text, figures))
     if history:
-        first, last = history[0], history[-1]
-        cells = list(zip(first["texts"], last["texts"], strict=False))
-        columns = (f"best of round {first['round']}", f"best of round {last['round']}")
+        ends = history[0], history[-1]
+        cells = list(zip(*(entry["texts"] for entry in ends), strict=False))
+        columns = tuple(f"best of round {entry['round']}" for entry in ends)
         table = Table(columns, cells, style="sentences")
         sections.append(Section("The texts with the best scores", table=table))
     if record.get("texts"):
@@ -61,10 +61,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
     if (varied := record.get("variation")) in SUBSTITUTES:
-        cautions.append(
-            f"Texts were varied by “{varied}”, a substitute for what the method's authors did, "
-            "which is to rephrase (Aug-PE) or to fill masks (PrE-Text)."
-        )
+        did = "rephrase (Aug-PE) or to fill masks (PrE-Text)"
+        cautions.append(f"Texts were varied by “{varied}”; the method's authors did {did}.")
     once = look or record["method"] == STEERED
     cost, when = record["cost"], "in its only round" if once else "in a round"
     # Central training has none: clients' own texts are read.
@@ -91,13 +89,9 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
     released = f"the {record['trained_on']}"
     if scores := record.get("corpora"):
         values = zip(*map(scores.get, ("names", "corrected", "low", "high")), strict=True)
-        rows = [
-            (name, f"{near:.4f}", f"{low:.4f} to {high:.4f}") for name, near, low, high in values
-        ]
-        text = (
-            "Prompts are made of the first one, a choice that cost nothing more. Frechet distances "
-            f"from {released}, by the moments that were released:"
-        )
+        rows = [(name, f"{near:.4f}", f"{a:.4f} to {b:.4f}") for name, near, a, b in values]
+        choice = "Prompts are made of the first one, a choice that cost nothing more."
+        text = f"{choice} Frechet distances from {released}, by the moments that were released:"
         table = Table(("corpus", "distance", "interval"), rows, (1, 2), 0)
         yield Section("The nearest public corpus", text, table=table)
     if choice := record.get("chosen_texts"):
@@ -134,10 +128,8 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         if stop["chosen"] == "judged":
             source = f"{released}, by moments that no reward saw"
         rows = [(str(round), f"{distance:.4f}") for round, distance in enumerate(stop["distances"])]
-        text = (
-            "The adapters whose texts are nearest wrote the corpus. Frechet distances of their "
-            f"texts from {source}:"
-        )
+        nearest = "The adapters whose texts are nearest wrote the corpus."
+        text = f"{nearest} Frechet distances of their texts from {source}:"
         table = Table(("after round", "distance"), rows, (0, 1), stop["round"])
         yield Section("When to stop", text, table=table)
 

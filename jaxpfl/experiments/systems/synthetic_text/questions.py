@@ -1,16 +1,13 @@
 """What clients are asked: for scores of texts in each round, or once, of all.
 
-ONE LOOK (`popri.clients_send: moments`) asks all clients once, before the first round, for the
-moments of their embeddings and the whole epsilon; see `algorithms.one_look`. The release is FreD's
-query: three charges, which compose to one Gaussian mechanism. All rounds, and all choices by their
-texts (`popri.corpus: nearest` and `chosen`, `popri.tune`), are post-processing of it.
+ONE LOOK (`popri.clients_send: moments`, `algorithms.one_look`) asks all clients once for the
+moments of their embeddings and the whole epsilon, by FreD's query: three charges, which compose to
+one Gaussian mechanism. All rounds and all choices of texts are post-processing of it. A JUDGE
+(`popri.checkpoint: judged`) has a share of it, for mean and covariance of another embedding: tuning
+goes on to raise the reward when texts no longer improve, so the reward's own cannot say when.
 
-Tuning goes on to raise the reward when texts no longer improve, so the reward's embedder cannot say
-when to stop. A second JUDGE can (`popri.checkpoint: judged`): mean and covariance of another
-embedding, which no reward sees, are part of the same release, with a share of its epsilon.
-
-STEERING (`method: steered`) asks all clients once for differences of hidden states, in one charge
-of the whole epsilon; see `algorithms.steering`.
+STEERING (`method: steered`, `algorithms.steering`) asks all clients once for differences of hidden
+states, in one charge of the whole epsilon.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,11 +59,9 @@ _CORPUS_TEXTS, _POOL_TEXTS = 2_000, 20_000
 class Question(NamedTuple):
     """What clients are asked.
 
-    Attributes:
-      of: makes the releases; a `Scorer` asks in each round, also for votes.
-      embedders: by the column that the queries read.
-      floats: how many float32 numbers a client receives and sends, in a round or of a look in all.
-      prepare: in place of embedders, makes the queries' column of clients with their texts.
+    `of` makes the releases; a `Scorer` asks in each round, also for votes. The `queries` read the
+    columns of the `embedders`, or one that `prepare` makes of clients with their texts. `floats`
+    are the float32 numbers that a client receives and sends, in a round or of a look in all.
     """
 
     of: "Scorer | Look | SteeringRelease"
@@ -78,12 +73,9 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """The queries of the moments, and what follows from their release.
+    """The queries of the moments of so many clients, and what follows from their release.
 
-    Attributes:
-      plan: of the release, with a share of each column.
-      names: the name of the embedder of each column.
-      clients: their number.
+    The `plan` has a share of each column, and `names` the embedder of each.
     """
 
     plan: FredPlan
@@ -166,31 +158,21 @@ class Look:
 
         Of those that a model has `written` after looking at the release, new ones join the pool.
         """
-        embed, known = self.embedders[EMBEDDING], set(chain.from_iterable(pool.values()))
-        if new := [text for text in dict.fromkeys(written) if text not in known]:
+        embed, public = self.embedders[EMBEDDING], set(chain.from_iterable(pool.values()))
+        if new := [text for text in dict.fromkeys(written) if text not in public]:
             pool = {**pool, WRITTEN: new}
         texts = list(chain.from_iterable(pool.values()))
         sources = np.repeat(list(pool), list(map(len, pool.values())))
         embeddings = {name: np.asarray(embed(of_corpus)) for name, of_corpus in pool.items()}
         choice = choose_from(released, embeddings, number, written=WRITTEN if new else "")
-        arrays = {"texts": np.array([texts[row] for row in choice.rows_M])}
-        arrays["sources"] = sources[choice.rows_M]
+        drawn = np.array([texts[row] for row in choice.rows_M])
+        arrays = {"texts": drawn, "sources": sources[choice.rows_M]}
         return Artifact(record_of(choice, texts.__getitem__), arrays)
-
-    def floats_per_client(self) -> tuple[int, int]:
-        """How many float32 numbers a client receives and sends, in all."""
-        sizes = [embedder.dimension for embedder in self.embedders.values()]
-        # The count, and of each the mean and half of the covariance.
-        return sum(sizes), 1 + sum(size + size * (size + 1) // 2 for size in sizes)
 
 
 @dataclass(frozen=True)
 class SteeringRelease:
-    """The query of the differences of hidden states, and the vectors that follow from its release.
-
-    Attributes:
-      plan: of one round of all clients.
-    """
+    """The one query of all clients for differences of hidden states, and the vectors of it."""
 
     models: StudyModels
     plan: Plan
@@ -242,7 +224,10 @@ def question_of(models: StudyModels, plan: Plan) -> Question:
         return Question(release, release.algorithm.queries, {}, floats, release.prepare)
     if config.one_look:
         look = Look(fred_plan(config, plan.population), embedders_of(config), plan.population)
-        return Question(look, look.algorithm.queries, look.embedders, look.floats_per_client())
+        sizes = [embedder.dimension for embedder in look.embedders.values()]
+        # The count, and of each the mean and half of the covariance.
+        floats = sum(sizes), 1 + sum(size + size * (size + 1) // 2 for size in sizes)
+        return Question(look, look.algorithm.queries, look.embedders, floats)
     scorer, embedder = scorer_of(config, plan), loaded_embedder(config.embedder)
     floats = scorer.floats_per_client(*config.candidates, embedder.dimension)
     return Question(scorer, scorer.queries, {EMBEDDING: embedder}, floats)
@@ -274,17 +259,11 @@ def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
 
 def joint_plan(plan: FredPlan, clients: int) -> Plan:
     """One round of all clients that costs what the query's releases cost together."""
-    everyone = Poisson(clients, clients)
+    shared: Any = {"rounds": 1, "clip": Clip(1.0), "participation": Poisson(clients, clients)}
     if not plan.private:
-        return Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
-    return Plan(
-        rounds=1,
-        clip=Clip(1.0),
-        noise=Noise(1 / plan.mu, plan.noise),
-        participation=everyone,
-        delta=plan.delta,
-        simulates=plan.simulates,
-    )
+        return Plan.without_privacy(**shared)
+    noise = Noise(1 / plan.mu, plan.noise)
+    return Plan(noise=noise, delta=plan.delta, simulates=plan.simulates, **shared)
 
 
 def embedders_of(config: SyntheticTextConfig) -> dict[str, str]:

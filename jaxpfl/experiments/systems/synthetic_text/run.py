@@ -95,6 +95,8 @@ class TextStudy:
         )
         held_out = self.config.evaluation.source or self.config.data.source
         private = not self.workspace.stamp or not self.sends
+        table = [{"model": "the public model", "private": True, **public}, *self._unigram(tokens)]
+        gains = {f"public_{name}": public[name] for name in ("accuracy", "perplexity")}
         return {
             "method": self.config.method,
             "one_look": self.config.one_look,
@@ -104,17 +106,8 @@ class TextStudy:
             "private": private,
             "plan": self.plan.to_dict() if self.sends and self.config.method != CENTRAL else None,
             "language": True,
-            "table": [
-                {"model": "the public model", "private": True, **public},
-                *self._unigram(tokens),
-                {"model": OURS, "private": private, **metrics},
-            ],
-            "metrics": {
-                **metrics,
-                "public_accuracy": public["accuracy"],
-                "public_perplexity": public["perplexity"],
-                "epsilon": epsilon,
-            },
+            "table": [*table, {"model": OURS, "private": private, **metrics}],
+            "metrics": {**metrics, **gains, "epsilon": epsilon},
             "cost": self._cost(),
             "public_models": models,
             **details,
@@ -128,25 +121,19 @@ class TextStudy:
         texts = self.clients.columns["text"].to_pylist()
         settings, folder = self.config.corpus.fine_tuning, self.directory / FINE_TUNING
         params = self.models.fitted(self.models.downstream, texts, settings, folder)
-        return (
-            params,
-            None,
-            {"privacy": f"{self.workspace.stamp}; trained on the clients' own texts"},
-        )
+        privacy = f"{self.workspace.stamp}; trained on the clients' own texts"
+        return params, None, {"privacy": privacy}
 
     def _fed_avg(self) -> Callable[[], Trained]:
         rows = self.models.rows(self.clients.columns["text"].to_pylist())
-        start = self.models.downstream
+        start, every = self.models.downstream, self.config.run.checkpoint_every
+        when: Any = {"evaluate_every": self.plan.rounds, "checkpoint_every": every}
         result = self.workspace.train(
             build_algorithm(start.model, self.config.training, self.plan, start.params),
             self.clients.with_columns({"tokens": rows}),
             name=FED_AVG,
             privacy=self.config.privacy,
-            tracking=Tracking(
-                evaluate_every=self.plan.rounds,
-                checkpoint_every=self.config.run.checkpoint_every,
-                progress=self.workspace.progress,
-            ),
+            tracking=Tracking(progress=self.workspace.progress, **when),
             start=f"{start.digest()} {self.models.tokeniser.name}",
         )
         epsilon = result.metrics["epsilon"] if self.plan.private else None
@@ -175,10 +162,8 @@ class TextStudy:
         def all_written() -> Artifact:
             written = author.texts(config.corpus.texts)
             if not written:
-                raise InputError(
-                    "the generator wrote only empty texts, expected a corpus: it needs more "
-                    "pretraining, or must be another model (section generator)"
-                )
+                advice = "it needs more pretraining, or must be another model (section generator)"
+                raise InputError(f"the generator wrote only empty texts: {advice}")
             return Artifact(arrays={"texts": np.array(written)})
 
         with ExitStack() as stack:
@@ -236,23 +221,16 @@ class TextStudy:
     def _end(self, run: Run, texts: list[str], untuned: Sequence[str]) -> tuple[str, float | None]:
         """Ends the run of the releases: its statement, and its epsilon if it is private."""
         self._audit(texts, untuned)
-        result = Result(
-            run=run.id,
-            privacy=run.cost.statement(),
-            metrics={},
-            rounds=run.algorithm.rounds,
-            out=run.path,
-            state=None,
-            params=None,
-            epsilons=run.cost.epsilons(),
-        )
+        said: Any = {"privacy": run.cost.statement(), "epsilons": run.cost.epsilons()}
+        said |= {"metrics": {}, "state": None, "params": None}
+        result = Result(run=run.id, rounds=run.algorithm.rounds, out=run.path, **said)
         return run.end(result).privacy, run.cost.epsilon() if self.plan.private else None
 
     def embedded(self, question: Question) -> Population:
         """The clients with what a question reads; embeddings are kept for the next run."""
         config = self.config
-        kept = at_most(self.clients, config.training.max_examples, config.data.split_seed)
-        few, embedders = self.clients.keeping(kept), question.embedders
+        used = at_most(self.clients, config.training.max_examples, config.data.split_seed)
+        few, embedders = self.clients.keeping(used), question.embedders
         if question.prepare is not None:
             return question.prepare(few, progress=self.workspace.progress)
         memory, key = self.workspace.memory, (few.content, *(e.name for e in embedders.values()))
@@ -274,15 +252,11 @@ class TextStudy:
         if not number:
             return
         published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
-        cut = self.models.cut
+        cut, source, other = self.models.cut, self.config.data.source, self.config.evaluation.source
         clients, _, test = map(cut.joined, self.uncut)
-        result = leakage(published, clients, test)
-        source, stamp = self.config.data.source, self.workspace.stamp
-        held_out = self.config.evaluation.source or source
-        sides = f"training clients of {source}", f"test clients of {held_out}"
-        dealt = self.config.evaluation.source is None
-        named = self.config.method, sides
-        write_leakage(self.directory, *named, result, stamp, cut=cut, dealt=dealt)
+        sides = f"training clients of {source}", f"test clients of {other or source}"
+        said = sides, leakage(published, clients, test), self.workspace.stamp
+        write_leakage(self.directory, self.config.method, *said, cut=cut, dealt=other is None)
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
         texts, size = self._first(self.valid), self.models.tokeniser.vocab_size
@@ -304,11 +278,8 @@ class TextStudy:
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
-    def _vectors(self, texts: list[str]) -> np.ndarray:
-        return np.asarray(self.models.embedder(texts[:_FID_TEXTS]))
-
     def _fid(self, texts: list[str]) -> float:
-        return self._distance(self._vectors(texts))
+        return self._distance(np.asarray(self.models.embedder(texts[:_FID_TEXTS])))
 
     def _distance(self, vectors: np.ndarray) -> float:
         """The Frechet distance of texts' embeddings to those of validation texts."""
@@ -316,7 +287,7 @@ class TextStudy:
 
     @cached_property
     def _validation(self) -> np.ndarray:
-        return self._vectors(self._first(self.valid))
+        return np.asarray(self.models.embedder(self._first(self.valid)[:_FID_TEXTS]))
 
     def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
         """The embeddings of synthetic and validation texts on their two principal axes."""
@@ -333,12 +304,12 @@ class TextStudy:
         """The floats of a client in a round (POPri's Table 2), or with one look in all."""
         if self.config.method == CENTRAL:
             return None
-        down, up = 0, 0
+        floats = 0, 0
         if self.config.method == FED_AVG:
-            down = up = count_parameters(self.models.downstream.params)
+            floats = (count_parameters(self.models.downstream.params),) * 2
         elif self.config.method in ASKING:
-            down, up = question_of(self.models, self.plan).floats
-        return {"down": down, "up": up}
+            floats = question_of(self.models, self.plan).floats
+        return dict(zip(("down", "up"), floats, strict=True))
 
 
 def median_to_medoid(vectors_NxD: np.ndarray) -> float:

@@ -103,35 +103,33 @@ class Study(base.Study):
             models["generator"] = description.Sized(f"{remote.model} behind {remote.api}")
         rounds: dict[str, Rehearsed] = {}
         notes: tuple[str, ...] = ()
-        releases = {}
+        number, of_rounds, releases = len(self.clients), description.PlannedRelease.of_rounds, {}
         model, params, _ = shapes["downstream"]
         if model is not None:
             rounds |= self._describe_downstream(model, params)
         if method == "popri" and shapes["generator"][0] is not None:
             models["adapters"] = self._describe_adapters(*shapes["generator"][:2])
         if config.one_look:
-            number = len(self.clients)
             releases["moments"] = description.PlannedRelease.of_moments(self.look, number)
             embedders = embedders_of(config)
             release, notes = description.moments_release(self.look, number, embedders)
             rounds |= {} if release is None else {"moments": release}
-        elif method in (*SCORING, FED_AVG):
-            questions = None
-            if method in SCORING:
-                dimension, notes = description.embedding_size(config.embedder)
-                if dimension is not None:
-                    rounds["scores"] = self._describe_scores(dimension)
-                if self.plan.sampling != "fixed":
-                    most = config.evolution.max_texts
-                    questions = partial(ScoreCanaries, config.client_score, most)
-            releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
+        elif method in SCORING:
+            dimension, notes = description.embedding_size(config.embedder)
+            if dimension is not None:
+                rounds["scores"] = self._describe_scores(dimension)
+            canaries = partial(ScoreCanaries, config.client_score, config.evolution.max_texts)
+            fixed = self.plan.sampling == "fixed"
+            releases["rounds"] = of_rounds(self.plan, None if fixed else canaries)
+        elif method == FED_AVG:
+            releases["rounds"] = of_rounds(self.plan)
         elif method == STEERED:
-            releases["differences"] = description.PlannedRelease.of_rounds(self.plan, None)
+            releases["differences"] = of_rounds(self.plan)
             if (generator := shapes["generator"][0]) is not None:
                 rounds["differences"] = self._describe_differences(generator.config)
         elif self.sends:
-            texts = description.PlannedRelease.of_rounds(self.plan, None)
-            releases["the clients' own texts"] = replace(texts, times="trained on centrally")
+            texts = replace(of_rounds(self.plan), times="trained on centrally")
+            releases["the clients' own texts"] = texts
         corpora = {f"corpora.{name}": source for name, source in (config.corpora or {}).items()}
         return description.Description(models, rounds, releases, corpora, notes=notes)
 
@@ -171,16 +169,16 @@ class Study(base.Study):
         name = "embedding" if by_text else "mean_embedding"
         with description.tracing("a round of scores"):
             query = scorer_of(self.config, self.plan).query
-            asked, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
-        return Rehearsed(0, (asked,))
+            shapes, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
+        return Rehearsed(0, (shapes,))
 
     def _describe_differences(self, generator: DecoderConfig) -> Rehearsed:
         size = len(self.config.steering.numbers(generator.layers)) * generator.hidden_size
         origin = jax.ShapeDtypeStruct((size + 1,), np.float32)
         with description.tracing("the release of differences"):
             (query,) = steering(self.plan, size).queries
-            asked, _ = ask(query, origin, {DIFFERENCES: column(origin.shape, np.float32)})
-        return Rehearsed(asked.up, (asked,))
+            shapes, _ = ask(query, origin, {DIFFERENCES: column(origin.shape, np.float32)})
+        return Rehearsed(shapes.up, (shapes,))
 
     def _describe_adapters(self, model: Any, params: Params) -> description.Sized:
         settings = self.config.popri.lora

@@ -16,7 +16,7 @@ from jaxpfl.experiments.systems.worlds import RATE, ledger_of, record_of
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.privacy.keys import BIAS_SENTENCES, training_root
 from jaxpfl.text.generation.sentences import request_keys, sample_tokens
-from jaxpfl.text.metrics.density import log_densities, unlikely
+from jaxpfl.text.metrics.prediction import log_densities, unlikely
 from jaxpfl.text.tokenisers.vocabulary import BOS, SPECIALS
 
 

@@ -10,7 +10,8 @@ from jaxpfl.cli import main
 from jaxpfl.data import from_clients
 from jaxpfl.experiments.systems.chosen_corpus import study
 from jaxpfl.experiments.systems.chosen_corpus.config import LabelsConfig
-from jaxpfl.experiments.systems.chosen_corpus.labels import labelled, shares_of
+from jaxpfl.experiments.systems.chosen_corpus.run import shares_of
+from jaxpfl.experiments.systems.chosen_corpus.study import labelled
 from jaxpfl.privacy import Ledger, verify
 from jaxpfl.text.cut import Cut
 from tests.experiments.conftest import FAR, NEAR, write_lines

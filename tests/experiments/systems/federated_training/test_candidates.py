@@ -1,5 +1,6 @@
 """Candidates: mixtures draw their shares, the same examples for all, public clients stay apart."""
 
+import dataclasses
 import json
 from functools import partial
 from typing import Any
@@ -72,14 +73,15 @@ def test_too_few_examples_are_refused_by_name(prepared, pipeline_config):
 
 
 def test_moments_of_a_mixture_are_those_of_its_parts(prepared):
-    embeddings = prepared.candidates.embeddings(embedder("hashed:8"), 100)
-    found = prepared.candidates.moments(embeddings, 0.8)
+    candidates = dataclasses.replace(prepared.candidates, most=100)
+    embeddings = candidates.embeddings(embedder("hashed:8"))
+    found = candidates.moments(embeddings, 0.8)
     sizes = {name: found[name].count for name in ("near", "far")}
     assert sizes == {"near": 100, "far": 100}
     expected = gaussian_moments.mixture([found["near"], found["far"]], [0.3, 0.7])
     np.testing.assert_allclose(found["mostly far"].mean_D, expected.mean_D)
     np.testing.assert_allclose(found["mostly far"].covariance_DxD, expected.covariance_DxD)
-    texts = prepared.candidates.sample("near", "text", 100)
+    texts = candidates.sample("near", "text")
     sample = embed(texts, embedder("hashed:8"), progress=False)
     alone = gaussian_moments.moments(sample.columns["embedding"], 0.8)
     np.testing.assert_allclose(found["near"].mean_D, alone.mean_D, rtol=1e-6)

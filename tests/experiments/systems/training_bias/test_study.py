@@ -14,7 +14,7 @@ from jaxpfl.experiments.systems.training_bias import page as bias_page
 from jaxpfl.experiments.systems.training_bias import run as training_bias
 from jaxpfl.experiments.systems.training_bias.study import prepare
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
-from jaxpfl.text.metrics.density import log_densities
+from jaxpfl.text.metrics.prediction import log_densities
 from tests.experiments import canaries
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.crashes import crashed_and_resumed
