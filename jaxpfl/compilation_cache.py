@@ -39,10 +39,7 @@ def enable() -> None:
     it, too. Child processes inherit the setting.
     """
     _ignore_unfinished_files()
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    path = _cache_folder()
-    if path is not None:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and (path := _cache_folder()) is not None:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(_LEAST_SECONDS))
 

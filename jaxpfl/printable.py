@@ -22,8 +22,7 @@ _LONGEST = 400
 def printable(text: str, allowed: str = "") -> str:
     r"""Returns `text` with the escape, such as \x1b, of each character that is not seen as itself.
 
-    Args:
-      kept: characters that stay, such as line ends in a text of several lines.
+    Characters that are `allowed` stay, such as line ends in a text of several lines.
     """
 
     def shown(match: re.Match[str]) -> str:

@@ -69,9 +69,7 @@ class Progress:
         waiting: str = COMPILING,
     ) -> None:
         self._label, self._total, self._step, self._clients = label, total, step, clients
-        self._waiting = waiting
-        self._progress, self._start = progress, 0
-        self._values = ""
+        self._progress, self._start, self._waiting, self._values = progress, 0, waiting, ""
         self._said = time.monotonic()
         # The steps after which the speed is measured, and when: the first step compiles.
         self._timed: tuple[int, float] | None = None

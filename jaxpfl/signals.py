@@ -34,9 +34,6 @@ class Terminated(KeyboardInterrupt):
 @contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM raises `Terminated`, as SIGINT raises KeyboardInterrupt; a second one kills."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def end(number: int, frame: FrameType | None) -> None:
         # Whatever hangs while it is put in order can still be ended. Kernel and shell both hang up.
@@ -55,6 +52,9 @@ def _ends() -> list[int]:
 
 @contextmanager
 def _handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Python lets the main thread alone set a handler; others go on without."""
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -66,9 +66,6 @@ def _handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
 @contextmanager
 def at_once() -> Iterator[None]:
     """The signals end what is inside at once, within `caught_signals` too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     with _handled([signal.SIGINT], signal.default_int_handler), terminable():
         yield
 
@@ -99,9 +96,6 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
         signal is dropped.
     """
     caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
     numbers = (signal.SIGINT, *_ends())
     before = {number: signal.getsignal(number) for number in numbers}
 

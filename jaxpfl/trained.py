@@ -141,10 +141,6 @@ class Trained:
         if fields:
             files.write_json(folder / FIELDS, fields)
 
-    @property
-    def _several(self) -> bool:
-        return isinstance(self.model, MultiLabelResNet)
-
     def _computed(self, function: Any, inputs: np.ndarray, block: int) -> np.ndarray:
         """`function(model, params, inputs)` of all rows, a block of one shape at a time."""
         inputs = np.asarray(inputs)
@@ -221,7 +217,7 @@ class Trained:
     def _labels(self, probabilities_BxC: np.ndarray) -> dict[str, Any]:
         named_classes, classes = self.fields.get("classes", []), self.model.classes
         names = [*named_classes, *map(str, range(len(named_classes), classes))][:classes]
-        if self._several:
+        if isinstance(self.model, MultiLabelResNet):
             chosen = [np.flatnonzero(row > 0.5) for row in probabilities_BxC]
             labels: Any = {"labels": [", ".join(names[index] for index in row) for row in chosen]}
         else:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxpfl.privacy import AdaptiveClip, Clip, Noise, Plan, participation
+from jaxpfl.privacy import AdaptiveClip, Clip, Noise, Plan, accounting, events, participation
 
 # Keywords of a good plan, and of one whose noise is calibrated.
 FIELDS = dict(
@@ -83,3 +83,8 @@ def flat_without_privacy(
         participation=of(sampling, population, clients_per_round),
         **others,
     )
+
+
+def epsilon_of(event: Any, delta: float, accountant: Any, adjacency: Any) -> float:
+    """The epsilon of an event."""
+    return accounting.epsilon_of_counts(events.counts(event), delta, accountant, adjacency)

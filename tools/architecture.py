@@ -115,9 +115,9 @@ RUN = "experiments/engine/run_directory.py"
 SELECTION = "experiments/sweep/selection.py"
 # Secrets of one release, which end with it; and of an audit, on made-up clients.
 ONCE = {"experiments/release.py", "algorithms/base.py", "federated/audits/canaries.py", SECURE}
-BUFFERED = "privacy/buffered_noise.py"
+CORRELATED = "privacy/correlated_noise.py"
 LOCAL = "federated/release/local_noise.py"
-NOISE = {DOOR, SCORES, BUFFERED, LOCAL, "privacy/correlated_noise.py", "privacy/exact_noise.py"}
+NOISE = {DOOR, SCORES, CORRELATED, LOCAL, "privacy/exact_noise.py"}
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE, SELECTION}),
@@ -132,7 +132,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "sums clients": (r"(prepared|_processes|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),
     "shares rounds among processes": (r"(^|\.)SharedRounds$", {SHARED_ROUNDS}),
     "opens the door": (r"(^|\.)Door$", {PREPARED}),
-    "makes noise that rounds share": (r"(^|\.)(NoiseStream|stream_of)$", {PREPARED, BUFFERED}),
+    "makes noise that rounds share": (r"(^|\.)(NoiseStream|stream_of)$", {PREPARED, CORRELATED}),
     "draws noise": (r"(^|mechanisms\.)standard_normal$|(^|\.)exact_(normal|cells)$", NOISE),
     "opens the C library": (r"(^|\.)CDLL$", {"memory.py"}),
     "sets malloc": (

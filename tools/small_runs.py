@@ -231,17 +231,17 @@ def _pin(noise: bool) -> None:
     from matplotlib.figure import Figure
 
     from jaxpfl.federated.release import identity
-    from jaxpfl.privacy import mechanisms, secret
+    from jaxpfl.privacy import keys, mechanisms
 
     made = iter(range(10**6))
-    start = secret.RunSecret.__init__
+    start = keys.RunSecret.__init__
 
     def counted(self: Any, words: bytes | None = None) -> None:
         if words is None:
             words = hashlib.sha256(f"secret {next(made)}".encode()).digest()[:16]
         start(self, words)
 
-    secret.RunSecret.__init__ = counted
+    keys.RunSecret.__init__ = counted
     identity.described = lambda query, *others: query.label
     if not noise:
         mechanisms.jax = _WithoutNoise()  # pyright: ignore[reportAttributeAccessIssue]

@@ -69,7 +69,7 @@ def measured(config: Config, arm: str) -> dict:
     from jaxpfl.experiments.sweep.config import load_sweep
     from jaxpfl.experiments.sweep.points import run_sweep
     from jaxpfl.experiments.sweep.selection import Selection, select
-    from jaxpfl.privacy.calibration import smallest_multiplier
+    from jaxpfl.privacy.accounting import smallest_multiplier
 
     with tempfile.TemporaryDirectory() as folder:
         path, out = pathlib.Path(folder), pathlib.Path(folder) / "out"

@@ -27,9 +27,9 @@ from jaxpfl.models.base import (
     schema,
     updated,
 )
+from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import RunSecret
 
 State = Any
 UNTRAINED = "untrained"

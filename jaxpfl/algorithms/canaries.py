@@ -29,8 +29,14 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import ScoreKind, Scorer
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
-from jaxpfl.federated.audits.canaries import LENGTH, CanaryModel, Gradients, Shown, of_one_row
-from jaxpfl.federated.audits.canary_scores import alternating
+from jaxpfl.federated.audits.canaries import (
+    LENGTH,
+    CanaryModel,
+    Gradients,
+    Shown,
+    alternating,
+    of_one_row,
+)
 from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.moments import from_half
 from jaxpfl.federated.release.query import Query

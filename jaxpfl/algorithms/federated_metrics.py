@@ -37,10 +37,10 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import RunSecret
 
 LABEL = "federated_metrics"
 TWENTIETHS = tuple(i / 20 for i in range(21))

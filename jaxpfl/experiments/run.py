@@ -27,8 +27,8 @@ from jaxpfl.federated.hosts import processes
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.certificate import certify, with_weights
+from jaxpfl.privacy.keys import ReproducibleSeed
 from jaxpfl.privacy.ledger import Budget
-from jaxpfl.privacy.secret import ReproducibleSeed
 
 MODEL = "model"
 """The folder of the final model, in the directory of a run from Python."""

@@ -40,6 +40,6 @@ if TYPE_CHECKING:
     from jaxpfl.federated.release.releaser import Release as Release
     from jaxpfl.federated.release.releaser import Released as Released
     from jaxpfl.federated.release.releaser import Releaser as Releaser
-    from jaxpfl.privacy.secret import RunSecret as RunSecret
+    from jaxpfl.privacy.keys import RunSecret as RunSecret
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

@@ -47,7 +47,6 @@ class Placing(Protocol):
 
     def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
         """A tree of `NamedSharding` like `params`, which holds arrays or shapes."""
-        ...
 
 
 def client_mesh(devices: int | None = None, *, model: int = 1) -> Mesh:

@@ -4,12 +4,9 @@ plan           fixes clipping, noise, participation and accounting in one object
 participation  the kinds of cohorts, and the cost of a round with each; draws cohorts
 gaussian       the noise's multiplier and kind
 local_trust    the cost of noise that each client adds itself
-calibration    the smallest multiplier for an epsilon
-guarantee      the cost of a composition of releases: epsilon, second accountant, statement
-ledger         write-ahead record of every release on a source of clients, with a hard budget
+guarantee      the cost of a composition: epsilon, second accountant, statement, what fits a budget
+ledger         write-ahead record of every release on a source of clients, its budget and its key
 chain          the ledger's file: an append-only list of lines that are bound by hashes
-budget         the cost of a ledger's releases together, and whether another one fits
-ledger_key     a ledger's secret key, by which it recognises its clients
 accounting     from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation   second accountants that share no code with the first
 auditing       lower bounds on epsilon, from an attack on releases
@@ -19,8 +16,7 @@ clipping       bounds a client's contribution
 mechanisms     draws the noise, in float32
 exact_noise    draws it in whole steps, exactly
 secure_sum     noise shares of the clients, and the cost of their sum
-secret         the secret that a run's cohorts, shuffles and noise follow from
-keys           the keys of all random draws, and a table of what is drawn for
+keys           a run's secret, the keys of all random draws, and a table of what is drawn for
 """
 
 from typing import TYPE_CHECKING
@@ -32,6 +28,7 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.clipping import Clip as Clip
     from jaxpfl.privacy.gaussian import Noise as Noise
     from jaxpfl.privacy.guarantee import Guarantee as Guarantee
+    from jaxpfl.privacy.keys import ReproducibleSeed as ReproducibleSeed
     from jaxpfl.privacy.ledger import Budget as Budget
     from jaxpfl.privacy.ledger import Ledger as Ledger
     from jaxpfl.privacy.ledger import guarantee_of as guarantee_of
@@ -42,6 +39,5 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.participation import Poisson as Poisson
     from jaxpfl.privacy.participation import TruncatedPoisson as TruncatedPoisson
     from jaxpfl.privacy.plan import Plan as Plan
-    from jaxpfl.privacy.secret import ReproducibleSeed as ReproducibleSeed
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

@@ -24,10 +24,11 @@ dp-accounting is called with multipliers relative to the shift under the adjacen
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import dp_accounting
 import numpy as np
+import scipy
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
@@ -45,17 +46,6 @@ FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 _LossDistribution: TypeAlias = "dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution"
 
 
-def epsilon(
-    event: dp_accounting.DpEvent, delta: float, accountant: Accountant, adjacency: Adjacency
-) -> float:
-    """Returns the epsilon of an event at `delta`; infinite for a release without noise.
-
-    Raises:
-      InputError: the kind of event is unknown, or the table above has no entry for it.
-    """
-    return epsilon_of_counts(counts(event), delta, accountant, adjacency)
-
-
 def epsilon_of_counts(
     releases: Counts,
     delta: float,
@@ -65,7 +55,10 @@ def epsilon_of_counts(
 ) -> float:
     """Returns the epsilon of a composition given as counts of elementary releases (cached).
 
-    For `coarsening` see `AccountantSpec`.
+    Infinite for a release without noise. For `coarsening` see `AccountantSpec`.
+
+    Raises:
+      InputError: the table above has no entry for a kind of release.
     """
     delta = checks.open_fraction("delta", delta)
     checks.one_of("accountant", accountant, tuple(ACCOUNTANTS))
@@ -219,12 +212,8 @@ ACCOUNTANTS: dict[Accountant, AccountantSpec] = {
 
 def rate_and_multiplier(leaf: dp_accounting.DpEvent) -> tuple[float, float]:
     """Returns sampling rate and noise multiplier of a Gaussian on everyone or a Poisson cohort."""
-    rate = 1.0
-    if isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        return leaf.sampling_probability, leaf.noise_multiplier
-    if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
-        rate, leaf = leaf.sampling_probability, leaf.event
-    return rate, cast(dp_accounting.GaussianDpEvent, leaf).noise_multiplier
+    rate = getattr(leaf, "sampling_probability", 1.0)
+    return rate, cast(Any, getattr(leaf, "event", leaf)).noise_multiplier
 
 
 def _require_adjacency(leaf: dp_accounting.DpEvent, adjacency: Adjacency) -> None:
@@ -381,3 +370,62 @@ def _interval(releases: FrozenCounts, delta: float) -> float:
         step /= 10
     width = max(rough, single)
     return step * 10.0 ** max(0, math.ceil(math.log10(min(width, 1e12) / 100)))
+
+
+def smallest_multiplier(guarantee_of: Callable[[float], Any], epsilon: float) -> float:
+    """Returns the smallest noise multiplier z with guarantee_of(z).epsilon() at most `epsilon`.
+
+    The `Guarantee`'s accountant finds it, rounded up to 5 digits. A second accountant confirms its
+    epsilon (`guarantee.stated`), which may raise it by up to 0.1 percent.
+
+    Raises:
+      InputError: no z between 1e-3 and 1e6 reaches `epsilon`, or the accountants disagree.
+    """
+    target = checks.positive("epsilon", epsilon)
+    trial = guarantee_of(1.0)
+    terms = trial.delta, trial.accountant, trial.adjacency
+
+    def excess(log_z: float, coarsening: float) -> float:
+        releases = counts(guarantee_of(math.exp(log_z)).event)
+        spent = epsilon_of_counts(releases, *terms, coarsening)
+        return math.log(min(max(spent, 1e-9), 1e9) / target)
+
+    # The root is found on a coarse discretisation and then corrected on the fine one.
+    coarse, fine = 8.0, 1.0
+    low = high = 0.0
+    while excess(high, coarse) > 0:
+        low, high = high, high + 1.0
+        if high > math.log(1e6):
+            raise InputError(f"no noise multiplier below 1e6 reaches epsilon = {target:g}")
+    while excess(low, coarse) <= 0:
+        low, high = low - 0.5, low
+        if low < math.log(1e-3):
+            raise InputError(
+                f"epsilon = {target:g} is too large to protect anybody: a noise multiplier of 1e-3 "
+                "already reaches it"
+            )
+    root = cast(float, scipy.optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
+    slope = (excess(root + 1e-2, coarse) - excess(root, coarse)) / 1e-2
+    for _ in range(2 if slope < 0 else 0):
+        gap = excess(root, fine)
+        root -= gap / slope
+        if abs(gap) < 1e-4:
+            break
+    least = _round_up(math.exp(root))
+    while excess(math.log(least), fine) > 0:
+        least = _round_up(least * (1 + 1e-5))
+    for raised in (0.0, 1e-5, 1e-4, 1e-3):
+        z = least * (1 + raised)
+        if guarantee_of(z).epsilon() <= target:
+            return z
+    raise InputError(
+        f"noise multiplier {least:g} reaches epsilon = {target:g} by one accountant and misses it "
+        "by the second: ask for a larger epsilon"
+    )
+
+
+def _round_up(z: float) -> float:
+    """The smallest number with 5 significant digits that is at least z."""
+    digits = 4 - math.floor(math.log10(z))
+    rounded = round(math.ceil(round(z * 10**digits, 6)) / 10**digits, max(digits, 0))
+    return rounded if rounded >= z else z

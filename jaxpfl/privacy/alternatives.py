@@ -47,10 +47,6 @@ class Alternative:
     ratio: float
     noise_of_sums: float | None
 
-    @property
-    def population(self) -> int:
-        return self.plan.population
-
     def row(self) -> dict[str, Any]:
         plan = self.plan
         return {
@@ -102,20 +98,20 @@ def alternatives(
                 if "exact" in kind:
                     continue
                 try:
-                    plan = Plan.calibrated(
-                        epsilon=epsilon,
-                        delta=delta,
-                        rounds=rounds,
-                        clip=Clip(1.0),
-                        participation=who,
-                        noise=kind,
+                    run: dict[str, Any] = dict(
+                        epsilon=epsilon, delta=delta, rounds=rounds, clip=Clip(1.0)
                     )
+                    plan = Plan.calibrated(**run, participation=who, noise=kind)
                 except InputError:
                     if kind == "independent":
                         raise
                     # This sampling has no such noise.
                     continue
-                yield _of(f"{sampling}, {kind}", plan)
+                ratio, variances_T = plan.noise_multiplier / plan.denominator, sum_variances(plan)
+                of_sums = None
+                if variances_T is not None:
+                    of_sums = ratio * math.sqrt(float(np.mean(variances_T)))
+                yield Alternative(f"{sampling}, {kind}", plan, ratio, of_sums)
 
 
 def participation_of(
@@ -132,12 +128,6 @@ def participation_of(
         "at_most": number + math.ceil(6 * math.sqrt(number)),
     }
     return kind(population, number, **{name: most[name] for name in names & most.keys()})
-
-
-def _of(mechanism: str, plan: Plan) -> Alternative:
-    ratio, variances_T = plan.noise_multiplier / plan.denominator, sum_variances(plan)
-    of_sums = None if variances_T is None else ratio * math.sqrt(float(np.mean(variances_T)))
-    return Alternative(mechanism, plan, ratio, of_sums)
 
 
 def sum_variances(plan: Plan) -> np.ndarray | None:

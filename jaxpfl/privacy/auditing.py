@@ -100,17 +100,21 @@ def lower_bound(trials: Trials, stated: Guarantee, *, confidence: float = 0.99) 
     confidence = checks.open_fraction("confidence", confidence)
     if not stated.private:
         raise InputError("an audit needs a stated epsilon, found a release without noise")
-    _check(trials)
-    chooses_N = np.arange(len(trials.present_N)) % _CHOOSING == 0
-    score, cut = _chosen(trials.scores_SxN[:, chooses_N], trials.present_N[chooses_N])
-    above_N = trials.scores_SxN[score, ~chooses_N] > cut
-    present_N = trials.present_N[~chooses_N]
-    p, r = _bounds(
-        above_N.sum(where=present_N),
-        above_N.sum(where=~present_N),
-        present_N,
-        1 - (1 - confidence) / 2,
-    )
+    scores_SxN, present_N = trials
+    if scores_SxN.ndim != 2 or scores_SxN.shape[1:] != present_N.shape or present_N.dtype != bool:
+        raise InputError(
+            "trials must be scores [scores, canaries] and booleans [canaries], found "
+            f"{list(scores_SxN.shape)} and {present_N.dtype} {list(present_N.shape)}"
+        )
+    if len(present_N) < 4:
+        raise InputError(f"an audit needs at least 4 canaries, found {len(present_N)}")
+    if np.isnan(scores_SxN).any():
+        raise InputError("the scores of an audit must be numbers, found NaN")
+    chooses_N = np.arange(len(present_N)) % _CHOOSING == 0
+    score, cut = _chosen(scores_SxN[:, chooses_N], present_N[chooses_N])
+    above_N, present_N = scores_SxN[score, ~chooses_N] > cut, present_N[~chooses_N]
+    above = above_N.sum(where=present_N), above_N.sum(where=~present_N)
+    p, r = _bounds(*above, present_N, 1 - (1 - confidence) / 2)
 
     def contradicted(log_factor: float) -> bool:
         """Whether the release has less noise than the stated one times the factor."""
@@ -137,19 +141,6 @@ def upper_rate(events: np.ndarray, trials: int, confidence: float) -> np.ndarray
     left = trials - np.asarray(events)
     rates = special.betaincinv(np.asarray(events) + 1.0, np.maximum(left, 1e-9), confidence)
     return np.where(left > 0, rates, 1.0)
-
-
-def _check(trials: Trials) -> None:
-    scores_SxN, present_N = trials
-    if scores_SxN.ndim != 2 or scores_SxN.shape[1:] != present_N.shape or present_N.dtype != bool:
-        raise InputError(
-            "trials must be scores [scores, canaries] and booleans [canaries], found "
-            f"{list(scores_SxN.shape)} and {present_N.dtype} {list(present_N.shape)}"
-        )
-    if len(present_N) < 4:
-        raise InputError(f"an audit needs at least 4 canaries, found {len(present_N)}")
-    if np.isnan(scores_SxN).any():
-        raise InputError("the scores of an audit must be numbers, found NaN")
 
 
 def _chosen(scores_SxN: np.ndarray, present_N: np.ndarray) -> tuple[int, float]:
@@ -198,7 +189,16 @@ def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent
 
     A secure sum's divergences are divided by the factor's square, as those of Gaussians are.
     """
-    return events.from_json(_scaled(events.to_json(event), factor))
+    grows = {"noise_multiplier": factor, "rho": factor**-2, "xi": factor**-2}
+
+    def of(record: Any) -> Any:
+        if isinstance(record, list):
+            return [of(part) for part in record]
+        if not isinstance(record, dict):
+            return record
+        return {n: part * grows[n] if n in grows else of(part) for n, part in record.items()}
+
+    return events.from_json(of(events.to_json(event)))
 
 
 def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
@@ -226,19 +226,6 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
         return np.ones(len(epsilons_E))
     composed = accounting.composed(sampled, precision, step)
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
-
-
-def _scaled(record: Any, factor: float) -> Any:
-    """The same for an event's form in a file, or a part of it."""
-    if isinstance(record, list):
-        return [_scaled(part, factor) for part in record]
-    if not isinstance(record, dict):
-        return record
-    grows = {"noise_multiplier": factor, "rho": factor**-2, "xi": factor**-2}
-    return {
-        name: value * grows[name] if name in grows else _scaled(value, factor)
-        for name, value in record.items()
-    }
 
 
 def _step(leaf: dp_accounting.DpEvent, count: int) -> float:

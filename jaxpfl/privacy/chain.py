@@ -104,11 +104,11 @@ class Chain:
     @property
     def head(self) -> str:
         """SHA-256 of the last line."""
-        return self._hashes[-1] if self._hashes else _NO_LINE
+        return next(reversed(self._hashes), _NO_LINE)
 
     def contains(self, head: str) -> bool:
         """Returns whether `head` is or was this chain's head."""
-        return head in self._heads
+        return head in self._hashes
 
     def require_unchanged(self) -> None:
         """Refuses to go on if the file, or a run directory that this process holds, was changed."""
@@ -158,13 +158,13 @@ class Chain:
         Raises:
           CorruptFile: a line was altered, or `expected_head` is not in the chain.
         """
-        hashes = self._hashes
+        hashes = [*self._hashes]
         try:
             self._load()
         except BaseException:
             self.close()  # nothing may be appended to lines that could not be read
             raise
-        if self._hashes[: len(hashes)] != hashes:
+        if [*self._hashes][: len(hashes)] != hashes:
             self.close()
             raise CorruptFile(f"{self.path}: the ledger was altered while it was open")
         if expected_head is not None and not self.contains(expected_head):
@@ -176,14 +176,12 @@ class Chain:
     def _add(self, line: bytes, fields: dict[str, Any], digest: str) -> None:
         self._size, self._end = self._size + len(line), line
         self.lines.append(fields)
-        self._hashes.append(digest)
-        self._heads.add(digest)
+        self._hashes[digest] = None
 
     def _load(self) -> int:
         """Reads and checks the file; returns the size of its complete lines."""
         self.lines: list[dict[str, Any]] = []
-        self._hashes: list[str] = []
-        self._heads: set[str] = set()
+        self._hashes: dict[str, None] = {}  # in the order of the lines
         self._size, self._end = 0, b""
         *lines, last = self.path.read_bytes().split(b"\n")
         if last and not _is_torn(last):

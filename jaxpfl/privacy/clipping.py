@@ -61,8 +61,7 @@ class AdaptiveClip(Checked):
 
     def indicator_noise_std(self, clients_per_round: int) -> float:
         """Returns sigma_b, in clients."""
-        given = self.indicator_noise
-        return 0.05 * clients_per_round if given is None else given
+        return 0.05 * clients_per_round if self.indicator_noise is None else self.indicator_noise
 
     def check_noise(self, multiplier: float, clients_per_round: int) -> None:
         """Refuses a z for which no z_D exists."""
@@ -116,8 +115,7 @@ def clip_factors(
       multiplying it, because NaN * 0 is NaN.
     """
     leaves, structure = jax.tree.flatten(contribution)
-    square_sum = _ordered_square_sum if ordered else _square_sum
-    squares = [square_sum(leaf) for leaf in leaves]
+    squares = [_square_sum(leaf, ordered) for leaf in leaves]
     norm = jnp.sqrt(_pairwise_sum(squares))
     # A NaN or an infinity anywhere makes the norm NaN or infinite. The constant is compared as
     # float32, so that the smallest clip norm itself is accepted.
@@ -128,16 +126,11 @@ def clip_factors(
     return jax.tree.unflatten(structure, factors), jnp.where(finite, norm, jnp.inf), finite
 
 
-def _square_sum(leaf: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(leaf.astype(jnp.float32)))
-
-
-def _ordered_square_sum(leaf: jax.Array) -> jax.Array:
-    """The same in one order: halves are added to each other, element by element.
-
-    The barriers keep XLA from joining a product and a sum to one operation with one rounding, and
-    from computing halves of halves again for each element.
-    """
+def _square_sum(leaf: jax.Array, ordered: bool) -> jax.Array:
+    if not ordered:
+        return jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+    # Halves are added to each other, element by element. The barriers keep XLA from joining a
+    # product and a sum to one operation with one rounding, and from computing halves again.
     square_N = jax.lax.optimization_barrier(jnp.square(leaf.astype(jnp.float32)).reshape(-1))
     width = 1 << max(0, square_N.size - 1).bit_length()
     part_W = jnp.pad(square_N, (0, width - square_N.size))

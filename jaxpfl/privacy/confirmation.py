@@ -102,11 +102,7 @@ def renyi_epsilon(
 
 
 def selected_epsilon(
-    rounds: tuple[Round, ...],
-    delta: float,
-    gaussian_mu: float,
-    mean: float,
-    shape: float,
+    rounds: tuple[Round, ...], delta: float, gaussian_mu: float, mean: float, shape: float
 ) -> float:
     """Epsilon of the best of a random number of runs, by Renyi divergences (`privacy.selection`).
 
@@ -266,11 +262,8 @@ def _cumulants_of_one(
     kind: tuple[float, ...], removed: bool, tilts_J: tuple[float, ...]
 ) -> np.ndarray:
     """log E e^(t loss) of one round [J]; the same for any number of such rounds."""
-    cumulants = []
-    for tilt in tilts_J:
-        weight, loss = _losses(kind, tilt, removed, 2**12)
-        cumulants.append(_log_sum(weight + tilt * loss))
-    return np.array(cumulants)
+    losses_J = ((tilt, *_losses(kind, tilt, removed, 2**12)) for tilt in tilts_J)
+    return np.array([_log_sum(weight + tilt * loss) for tilt, weight, loss in losses_J])
 
 
 @functools.lru_cache(maxsize=16)
@@ -295,12 +288,8 @@ def _composed(
         place = (loss - mean) / step
         nearest = np.rint(place)
         part, index = place - nearest, nearest.astype(np.int64)
-        mass = np.zeros(points)
-        for move, share in (
-            (-1, part * (part - 1) / 2),
-            (0, 1 - part**2),
-            (1, part * (part + 1) / 2),
-        ):
+        mass, shares = np.zeros(points), (part * (part - 1) / 2, 1 - part**2, part * (part + 1) / 2)
+        for move, share in zip((-1, 0, 1), shares, strict=True):
             mass += np.bincount((index + move) % points, probability * share, points)
         spectrum = spectrum * np.fft.rfft(mass) ** count
         middle += count * mean

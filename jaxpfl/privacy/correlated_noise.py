@@ -1,4 +1,4 @@
-"""Noise that is correlated between rounds: DP-FTRL by banded matrix factorisation.
+"""Draws noise that is correlated between rounds: DP-FTRL by matrix factorisation.
 
 A server optimiser uses the SUM of all releases so far. If round t gets the noise w_t - w_{t-1},
 that sum only carries w_t, which is small if the noise of different rounds partly cancels. With C
@@ -30,10 +30,22 @@ with standard normal N. Then V_t = 2^16 X_t + v_t is floor(2^16 (C X)_t + 2^16 S
 ceil(sum_k m_k V_{t-k} / 2^16), because the m_k X_{t-k} and 2^16 (C X)_t are whole. So V, and the
 releases floor(V_t / 2^16) = X_t + floor(v_t / 2^16), are computed from the Gaussian mechanism's
 output: rounding v adds nothing to delta, and only its draws count (`exact_noise`).
+
+For a minimum separation, the noise of `privacy.strategies` is drawn at the scale of their unit u.
+Row t of C w = u z of a BLT is w_t + sum_i scale_i b_i = u z_t, where the buffer b_i is the sum of
+decay_i^(s-1) w_{t-s} over s >= 1. So
+
+    w_t = u z_t - sum_i scale_i b_i,    b_i <- decay_i b_i + w_t,
+
+which is float32 arithmetic on one array for each buffer (Dvijotham et al. 2024, Algorithm 1). A
+node of the tree has one draw, whose address is its level and its place. The first t rounds are the
+nodes for the ones in the binary form of t, and round t's noise is that of the nodes that prefix t
+has and prefix t - 1 has not, less that of those it has no more.
 """
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,45 +53,37 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import confirmation
+from jaxpfl.privacy import confirmation, strategies
 from jaxpfl.privacy.exact_noise import exact_cells
 from jaxpfl.privacy.keys import require_noise_key
 from jaxpfl.privacy.mechanisms import standard_normal
+from jaxpfl.privacy.strategies import BufferedToeplitz
 
 MOST_BANDS = 10_000  # of exact noise
 
 
-class NoiseStream:
-    """Correlated noise at unit scale, round after round; z S times it is added to a sum.
+class _Stream:
+    """Noise at unit scale, round after round; z S times it is added to a sum.
 
     SECRET: whoever knows the stream or its key can remove the noise from every release. It is never
     written to a file. A resumed run makes it again from the key, with the same bits: one compiled
-    loop goes through the rounds that were already done.
+    loop goes through the rounds that were already done. All rounds share one compiled program, and
+    no call waits for the device.
 
-    It takes memory for bands - 1 times the parameters: 4 bytes each, or 6 of exact noise. All
-    rounds share one compiled program, and no call waits for the device.
+    Args:
+      root_key: typed threefry4x32 key, of this stream alone.
+      width: P >= 1, the number of parameters.
+      advance: `(key, first, last, state) -> (noise of round last, state after it)`.
+      shape: of the state, before its last axis [P].
     """
 
-    def __init__(self, bands: int, root_key: jax.Array, width: int, exact: bool = False):
-        """Starts before round 1.
-
-        Args:
-          bands: diagonals of C >= 1: the rounds of an epoch, or all rounds if they are fewer.
-          root_key: typed threefry4x32 key, of this stream alone.
-          width: P >= 1, the number of parameters.
-          exact: in steps, which are 1 / `STEPS` of a draw's deviation: z S `column_norm`.
-        """
-        self._exact = exact
-        self._bands = checks.positive_int("bands", bands)
+    def __init__(
+        self, root_key: jax.Array, width: int, advance: Any, shape: Any, dtype: Any = jnp.float32
+    ) -> None:
         require_noise_key(root_key)
-        self._root = root_key
-        self._width = checks.positive_int("width", width)
-        self._start()
-
-    def _start(self) -> None:
-        self._round = 0
-        shape, dtype = ((6,), jnp.uint8) if self._exact else ((), jnp.float32)
-        self._ring = jnp.zeros((self._bands - 1, *shape, self._width), dtype)
+        self._root, self._advance = root_key, advance
+        self._start = partial(jnp.zeros, (*shape, checks.positive_int("width", width)), dtype)
+        self._round, self._state = 0, self._start()
 
     def noise(self, round: int) -> jax.Array:
         """Returns the noise of round 1, 2, ...: float32 [P]; int32 if it is exact.
@@ -87,26 +91,72 @@ class NoiseStream:
         It is cheapest for the round after the last one; an earlier round starts again from round 1.
         """
         if checks.positive_int("round", round) <= self._round:
-            self._start()
-        weights = band_weights(self._bands).astype(np.float32)
-        if self._exact:
-            weights = whole_weights(self._bands)
+            self._round, self._state = 0, self._start()
         span = jnp.int32(self._round + 1), jnp.int32(round)
-        noise_P, self._ring = _advance(self._root, *span, weights, self._ring)
+        noise_P, self._state = self._advance(self._root, *span, self._state)
         self._round = round
         return noise_P
 
 
+class NoiseStream(_Stream):
+    """Banded noise. Its memory is bands - 1 times the parameters: 4 bytes each, or 6 if exact.
+
+    Args:
+      bands: diagonals of C >= 1: the rounds of an epoch, or all rounds if they are fewer.
+      exact: in steps, which are 1 / `STEPS` of a draw's deviation: z S `column_norm`.
+    """
+
+    def __init__(self, bands: int, root_key: jax.Array, width: int, exact: bool = False) -> None:
+        before = checks.positive_int("bands", bands) - 1
+        weights = whole_weights(bands) if exact else band_weights(bands).astype(np.float32)
+        shape, dtype = ((before, 6), jnp.uint8) if exact else ((before,), jnp.float32)
+        super().__init__(root_key, width, partial(_advance_bands, weights), shape, dtype)
+
+
+class BufferedStream(_Stream):
+    """A BLT's noise, whose buffers have 4 bytes each for every parameter; `unit` is u."""
+
+    def __init__(self, blt: BufferedToeplitz, unit: float, root_key: jax.Array, width: int) -> None:
+        scales_D, decays_D = (np.array(part, np.float32) for part in (blt.scales, blt.decays))
+        advance = partial(_advance_buffers, np.float32(unit), scales_D, decays_D)
+        super().__init__(root_key, width, advance, scales_D.shape)
+
+
+class TreeStream:
+    """The tree's noise, of any round by itself; `unit` is u."""
+
+    def __init__(self, unit: float, root_key: jax.Array, width: int) -> None:
+        require_noise_key(root_key)
+        self._root, self._unit = root_key, np.float32(unit)
+        self._width = checks.positive_int("width", width)
+
+    def noise(self, round: int) -> jax.Array:
+        """Returns the noise of round 1, 2, ..., float32 [P]."""
+        level = (checks.positive_int("round", round) & -round).bit_length() - 1
+        return self._unit * _of_tree(self._root, jnp.int32(round), jnp.int32(level), self._width)
+
+
+def stream_of(plan: Any, root_key: jax.Array, width: int) -> _Stream | TreeStream:
+    """The noise that the rounds of a `Plan` share, of this many parameters. SECRET."""
+    noise = plan.noise
+    if not noise.overlaps:
+        return NoiseStream(plan.bands, root_key, width, plan.exact)
+    unit = strategies.unit(noise.blt, plan.rounds, plan.participation.rounds_per_epoch)
+    if noise.blt is None:
+        return TreeStream(unit, root_key, width)
+    return BufferedStream(noise.blt, unit, root_key, width)
+
+
 @partial(jax.jit, donate_argnames=("ring",))
-def _advance(
-    key: jax.Array, first: jax.Array, last: jax.Array, weights_R: jax.Array, ring: jax.Array
+def _advance_bands(
+    weights_R: jax.Array, key: jax.Array, first: jax.Array, last: jax.Array, ring: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Goes from round `first` to round `last`, and returns the noise [P] of `last` and the ring.
 
     Args:
+      weights_R: `band_weights`; or `whole_weights`, of exact noise.
       key: round t's draw has this key folded with t.
       first, last: int32 scalars.
-      weights_R: `band_weights`; or `whole_weights`, of exact noise.
       ring: the noise of the B = R - 1 rounds before `first`; that of round t is in row t mod B.
         Float32 [B, P]; or uint8 [B, 6, P], see `_next_exact`.
     """
@@ -162,6 +212,42 @@ def _next_exact(
     return noise_P, bytes_6xP.astype(jnp.uint8)
 
 
+@partial(jax.jit, donate_argnames=("buffers_DxP",))
+def _advance_buffers(
+    unit: jax.Array,
+    scales_D: jax.Array,
+    decays_D: jax.Array,
+    key: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    buffers_DxP: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Goes from round `first` to round `last`; round t's draw has the key folded with t."""
+
+    def step(round, carry):
+        _, buffers_DxP = carry
+        drawn_P = standard_normal(jax.random.fold_in(key, round), buffers_DxP.shape[1:]) * unit
+        noise_P = drawn_P - jnp.matmul(scales_D, buffers_DxP, precision="highest")
+        return noise_P, decays_D[:, None] * buffers_DxP + noise_P[None]
+
+    start = jnp.zeros(buffers_DxP.shape[1:], jnp.float32), buffers_DxP
+    return jax.lax.fori_loop(first, last + 1, step, start)
+
+
+@partial(jax.jit, static_argnames=("width",))
+def _of_tree(key: jax.Array, round: jax.Array, level: jax.Array, width: int) -> jax.Array:
+    """The node of this level that ends with the round, less those of the levels below it that end
+    with the round before."""
+
+    def draw(level, place):
+        return standard_normal(jax.random.fold_in(jax.random.fold_in(key, level), place), (width,))
+
+    def take_away(below, noise_P):
+        return noise_P - draw(below, (round - 1) >> below)
+
+    return jax.lax.fori_loop(0, level, take_away, draw(level, round >> level))
+
+
 def band_weights(bands: int) -> np.ndarray:
     """1 / c_0, then c_k / c_0 for k = 1, ..., bands - 1; float64."""
     coefficients = square_root(bands)
@@ -181,20 +267,22 @@ def column_norm(bands: int) -> float:
     return math.nextafter(math.sqrt(squared), math.inf) / 2**16
 
 
-def check_shift(bands: int, per_epoch: int, epochs: int, exact: bool) -> None:
-    """Computes from the noise's own weights how far a client moves C X, a second time.
+def check_shift(plan: Any) -> None:
+    """Computes from a plan's weights of noise how far a client moves C X, a second time.
 
     Raises:
       InputError: it is further than one Gaussian an epoch is charged for, or exact noise has so
         many bands that it could overflow.
     """
-    if exact and bands > MOST_BANDS:
+    bands, epochs = plan.bands, plan.charge_number(plan.rounds)
+    if plan.exact and bands > MOST_BANDS:
         raise InputError(
             f"noise = 'exact_banded' needs at most {MOST_BANDS:,} rounds per epoch, found {bands:,}"
         )
     weights = band_weights(bands)
-    if exact:
+    if plan.exact:
         weights = np.concatenate([[column_norm(bands)], whole_weights(bands)[1:] / 2**16])
+    per_epoch = plan.participation.rounds_per_epoch
     squared = confirmation.banded_shift(weights, per_epoch, epochs) ** 2
     if not squared <= epochs * (1 + 1e-6):
         raise InputError(

@@ -78,13 +78,8 @@ _FORMS: dict[str, tuple[Any, dict[str, str]]] = {
     "composed": (dp_accounting.ComposedDpEvent, {"events": "events"}),
 }
 
-ZEROED = (
-    ZeroOut,
-    dp_accounting.ZCDpEvent,
-    dp_accounting.TruncatedSubsampledGaussianDpEvent,
-)
+ZEROED = (ZeroOut, dp_accounting.ZCDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
 """The kinds of release whose cost is for a client who is zeroed, and not for one who is absent."""
-
 
 _WHOLE = ("population", "clients", "count", "at_most")
 
@@ -135,8 +130,8 @@ def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
         event = _elementary(event)
     for name, (kind, fields) in _FORMS.items():
         if isinstance(event, kind):
-            values = {field: getattr(event, attribute) for field, attribute in fields.items()}
-            return {"type": name, **{field: _plain(field, values[field]) for field in values}}
+            plain = {field: _plain(field, getattr(event, name)) for field, name in fields.items()}
+            return {"type": name, **plain}
     raise _unknown(event)
 
 

@@ -2,13 +2,13 @@
 
 All releases on the same clients compose, such as rounds of training, a Frechet distance and
 histograms of metrics. A `Guarantee` is for any such composition: the rounds of one plan, or all
-charges of a ledger.
+charges of a ledger. An `Account` says whether another one fits the budgets of a ledger.
 """
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, Self
 
 import dp_accounting
@@ -180,10 +180,9 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
             case dp_accounting.TruncatedSubsampledGaussianDpEvent():
                 cut = accounting.truncation(leaf)
                 rounds.append((*accounting.rate_and_multiplier(leaf), *cut, count))
-            case dp_accounting.SampledWithoutReplacementDpEvent(event=event):
-                assert isinstance(event, dp_accounting.GaussianDpEvent)
-                sizes = leaf.sample_size, leaf.source_dataset_size
-                fixed.append((event.noise_multiplier, *sizes, count))
+            case dp_accounting.SampledWithoutReplacementDpEvent():
+                z = accounting.rate_and_multiplier(leaf)[1]
+                fixed.append((z, leaf.sample_size, leaf.source_dataset_size, count))
             case dp_accounting.ZCDpEvent():
                 rho, xi = rho + count * leaf.rho, xi + count * leaf.xi
             case dp_accounting.dp_event.RepeatAndSelectDpEvent() if len(releases) == count == 1:
@@ -204,3 +203,98 @@ def _second(releases: Counts, delta: float, exact: bool) -> tuple[float | None, 
         delta, gaussian_mu=mu, rho=rho, xi=xi, fixed_size=tuple(fixed)
     )
     return bound, True
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """A hard limit on what all charges of a ledger cost together: `epsilon` at `delta`."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self):
+        checks.positive("budget epsilon", self.epsilon)
+        checks.open_fraction("budget delta", self.delta)
+
+
+class Account:
+    """The composition of releases under one adjacency, and the budgets that it must stay within."""
+
+    def __init__(self, budgets: Sequence[Budget] = ()) -> None:
+        self.budgets = tuple(dict.fromkeys(budgets))
+        self._counts: Counter[dp_accounting.DpEvent] = Counter()
+        self._adjacency: Adjacency | None = None
+        self._fitting: Counts = {}
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The adjacency of all releases; add-or-remove-one while there is none."""
+        return self._adjacency or "add_or_remove_one"
+
+    @property
+    def accountant(self) -> Accountant:
+        return accounting.default_accountant(self._counts)
+
+    def add(self, event: dp_accounting.DpEvent) -> None:
+        """Adds a release, whether it fits the budgets or not."""
+        self.check_adjacency(event)
+        releases = events.counts(event)
+        self._counts += releases
+        if _is_noisy(releases):
+            added = events.adjacency(event)
+            self._adjacency = events.common(self._adjacency or added, added)
+
+    def check_adjacency(self, event: dp_accounting.DpEvent) -> None:
+        """Raises `InputError` if the event has no common adjacency with the account."""
+        if not _is_noisy(events.counts(event)):
+            return
+        adjacency = events.adjacency(event)
+        if self._adjacency is not None and not events.common(self._adjacency, adjacency):
+            raise InputError(
+                f"its releases are accounted for under {self._adjacency}, this one under "
+                f"{adjacency}, so that they have no common epsilon: sample all of them in the same "
+                "way, or use two ledgers and state the guarantees of both"
+            )
+
+    def spent(self, delta: float, accountant: Accountant | None = None) -> float:
+        """Returns the epsilon of all releases, confirmed by a second accountant."""
+        return stated(self._counts, delta, accountant or self.accountant, self.adjacency)
+
+    def fits(self, event: dp_accounting.DpEvent) -> bool:
+        """Returns whether one more `event` stays within every budget.
+
+        It also finds how many more fit, so that many equal events take only a few compositions.
+        """
+        if not self.budgets:
+            return True
+        after = self._counts + events.counts(event)
+        if all(count <= self._fitting.get(leaf, 0) for leaf, count in after.items()):
+            return True
+        if not self._fit(after, event):
+            return False
+        self._fitting = after
+        # Epsilon grows with every count: smaller counts than those that fit also fit.
+        for share in (1, 1 / 2, 1 / 4, 1 / 16):
+            ahead = {leaf: count + math.ceil(share * count) for leaf, count in after.items()}
+            if self._fit(ahead, event):
+                self._fitting = ahead
+                break
+        return True
+
+    def _fit(self, total: Counts, event: dp_accounting.DpEvent) -> bool:
+        """Whether the releases `total` are within every budget, under the adjacency of `event`.
+
+        By one accountant alone, because it is asked before every charge.
+        """
+        chosen = accounting.default_accountant(total)
+        added = events.adjacency(event)
+        adjacency = events.common(self._adjacency or added, added)
+        assert adjacency is not None, "it was checked"
+        return all(
+            accounting.epsilon_of_counts(total, budget.delta, chosen, adjacency) <= budget.epsilon
+            for budget in self.budgets
+        )
+
+
+def _is_noisy(releases: Counts) -> bool:
+    return any(not isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases)

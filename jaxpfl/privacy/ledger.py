@@ -1,10 +1,10 @@
 """The write-ahead ledger: every release on a source of clients, charged before it is made.
 
-An append-only file (`chain`) with a budget on what its charges cost (`budget`). It belongs to a
-source of clients (`ledger_key`), not to a run: all releases of all algorithms on these clients, on
-parts of them and on whatever is computed from their data are charged to it and compose to ONE
-epsilon. A charge is on the disk before `charge` returns, and only then may data be touched, so that
-a crash may leave a charge without a release, but never a release without a charge.
+An append-only file (`chain`) with a budget on what its charges cost. It belongs to a
+source of clients, not to a run: all releases of all algorithms on these clients, on parts of them
+and on whatever is computed from their data are charged to it and compose to ONE epsilon. A charge
+is on the disk before `charge` returns, and only then may data be touched, so that a crash may leave
+a charge without a release, but never a release without a charge.
 
 Guarantees:
 - The file is protected, and locked for one process, as described in `chain`. Only a caller that
@@ -25,12 +25,14 @@ Guarantees:
 """
 
 import dataclasses
+import hmac
 import math
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import dp_accounting
 
@@ -38,20 +40,56 @@ from jaxpfl import checks, files
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, named
 from jaxpfl.privacy import events
 from jaxpfl.privacy.accounting import Accountant
-from jaxpfl.privacy.budget import Account, Budget
 from jaxpfl.privacy.chain import Chain, altered
 from jaxpfl.privacy.events import Adjacency
-from jaxpfl.privacy.guarantee import Guarantee, Unit
-from jaxpfl.privacy.ledger_key import Clients, LedgerKey, open_key
-
-__all__ = ["Budget", "Charge", "Ledger", "guarantee_of", "together"]
+from jaxpfl.privacy.guarantee import Account, Budget, Guarantee, Unit
 
 FORMAT = "jaxpfl ledger 3"
 _HEADER = {"key": str, "unit": str, "budget": dict | None, "population": str}
 _CHARGE = {"run": str, "label": str, "round": int, "identity": str, "event": dict}
 _QUERY = {"run": str, "label": str, "plan": dict, "program": str}
 _QUERY |= {"captured": list, "flow_checked": bool}
+_KEY_BYTES = 32
 _FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class Clients(Protocol):
+    """The part of `data.Population` that a ledger reads."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+class LedgerKey:
+    """The secret key of one ledger; `check`, a hash that identifies it, is public."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.check = self.digest("key", "")
+
+    def digest_of(self, clients: Clients) -> str:
+        """The HMAC (hex) of a source's fingerprint, a plain hash; one client fewer is another."""
+        return self.digest("population", clients.fingerprint)
+
+    def digest(self, purpose: str, text: str) -> str:
+        """The HMAC-SHA256 (hex) of a text."""
+        return hmac.digest(self._key, f"{purpose}\0{text}".encode(), "sha256").hex()
+
+
+def open_key(path: Path, *, create: bool) -> LedgerKey:
+    """Reads a key; with `create`, a missing one is made, mode 0600, and on the disk on return."""
+    if create and not path.exists():
+        files.private_directory(path.parent)
+        files.write_atomically(path, secrets.token_bytes(_KEY_BYTES), mode=0o600)
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptFile(
+            f"{path} is missing: without its key, a ledger can be read but not charged"
+        ) from None
+    if len(key) != _KEY_BYTES:
+        raise CorruptFile(f"{path} has {len(key)} bytes, expected a key of {_KEY_BYTES}")
+    return LedgerKey(key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +300,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         with named(self.path):
             self._account.check_adjacency(event)
         if not self._account.fits(event):
-            raise self.exhausted(f"round {charge.round} of {charge.label!r}")
+            raise self.exhausted(f"round {charge.round} of {label!r}")
         names = {"run": run, "label": label}
         if query is not None and (entry := {**names, **query}) not in self.queries:
             self.append(entry)
@@ -292,14 +330,12 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
 
     def recorded(self, identity: str) -> str | None:
         """Returns the first hash that was recorded for this identity's release, if any."""
-        releases = self._recorded.get(identity)
-        return releases[0] if releases else None
+        return next(iter(self._recorded.get(identity, ())), None)
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
         """Returns the epsilon of all charges at `delta`; infinite if a release had no noise.
 
-        Args:
-          accountant: None = the tightest that supports the releases.
+        Without an accountant, it is by the tightest that supports the releases.
         """
         return self._account.spent(delta, accountant)
 

@@ -94,11 +94,10 @@ class _OfClients(Checked):
 
         Proof. Fix the rest of the cohort and, in a cohort of fixed size, the client that replaces
         the one in question: both are drawn alike for neighbours, and divergences are jointly
-        convex. The sum
-        is then one of few values, no further apart than one client moves it. Given the first
-        release, the second is a mixture of Gaussians around them, whose proportions may depend on
-        the data; by joint convexity, its divergence between neighbours is at most that of two
-        Gaussians so far apart. That pair dominates it whatever the first release was, and
+        convex. The sum is then one of few values, no further apart than one client moves it. Given
+        the first release, the second is a mixture of Gaussians around them, whose proportions may
+        depend on the data; by joint convexity, its divergence between neighbours is at most that of
+        two Gaussians so far apart. That pair dominates it whatever the first release was, and
         dominating pairs compose adaptively (Zhu, Dong, Wang 2022, "Optimal accounting of
         differential privacy via characteristic function", Theorem 10).
         """
@@ -179,18 +178,9 @@ class Cyclic(_OfClients):
 
 
 @dataclasses.dataclass(frozen=True)
-class MinSeparation(_OfClients):
-    """n clients take part, drawn from those who took part in none of the b - 1 rounds before.
+class _Separated(_OfClients):
+    """A client takes part at most once in an epoch of b = `separation` rounds."""
 
-    It is how devices check in that wait after each participation (Xu et al. 2023, "Federated
-    Learning of Gboard Language Models with Differential Privacy"). Nothing is amplified.
-
-    Attributes:
-      separation: b, at most N / n, so that there are always n clients to draw from.
-    """
-
-    sampling = "min_separation"
-    adjacency = "zero_out_one"
     in_epochs = True
 
     separation: PositiveInt
@@ -200,28 +190,42 @@ class MinSeparation(_OfClients):
         most = self.population // self.clients_per_round
         if self.separation > most:
             raise InputError(
-                f"separation must be at most population / clients_per_round = {most}, so that in "
-                f"each round enough clients may take part, found {self.separation}"
+                f"separation must be at most {most}, population / clients_per_round = "
+                f"{self.population} / {self.clients_per_round}, so that in each round enough "
+                f"clients may take part, found {self.separation}"
             )
 
     @property
     def rounds_per_epoch(self) -> int:
-        """b: a client takes part at most once in any b rounds that follow each other."""
+        """b."""
         return self.separation
 
+
+class MinSeparation(_Separated):
+    """n clients take part, drawn from those who took part in none of the b - 1 rounds before.
+
+    It is how devices check in that wait after each participation (Xu et al. 2023, "Federated
+    Learning of Gboard Language Models with Differential Privacy"). Nothing is amplified.
+
+    Attributes:
+      separation: b, at most N / n, so that there are always n clients to draw from: a client takes
+        part at most once in any b rounds that follow each other.
+    """
+
+    sampling = "min_separation"
+    adjacency = "zero_out_one"
+
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge, which covers b rounds."""
         return ZeroOut(dp_accounting.GaussianDpEvent(multiplier))
 
     def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
         return self.event(multiplier)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
-        return _check_ins(self, seed).cohort(round)
+        return _CheckIns(self, seed).cohort(round)
 
 
-@dataclasses.dataclass(frozen=True)
-class CyclicPoisson(_OfClients):
+class CyclicPoisson(_Separated):
     """Each client has one of b places, and takes part in its round of an epoch with b n / N.
 
     Places are drawn independently and uniformly, so that they tell nothing of other clients, and
@@ -235,36 +239,19 @@ class CyclicPoisson(_OfClients):
     """
 
     sampling = "cyclic_poisson"
-    in_epochs = True
-
-    separation: PositiveInt
-
-    def check_fields(self) -> None:
-        super().check_fields()
-        if self.separation * self.clients_per_round > self.population:
-            raise InputError(
-                "separation x clients_per_round must be at most the population, "
-                f"{self.population}, found {self.separation} x {self.clients_per_round}"
-            )
 
     @property
     def sampling_rate(self) -> float:
         """b n / N, within a client's own round of an epoch."""
         return self.separation * self.clients_per_round / self.population
 
-    @property
-    def rounds_per_epoch(self) -> int:
-        return self.separation
-
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge, which covers an epoch."""
         gaussian, rate = dp_accounting.GaussianDpEvent(multiplier), self.sampling_rate
         return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
-        places = _generator(seed, "place in the epoch").integers(
-            0, self.separation, self.population
-        )
+        generator = _generator(seed, "place in the epoch")
+        places = generator.integers(0, self.separation, self.population)
         draws = _generator(seed, "cyclic poisson cohort", round).random(self.population)
         own = places == (round - 1) % self.separation
         return np.flatnonzero(own & (draws < self.sampling_rate))
@@ -296,7 +283,6 @@ class TruncatedPoisson(_OfClients):
             )
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge, which covers a round."""
         return dp_accounting.TruncatedSubsampledGaussianDpEvent(
             self.population, self.sampling_rate, self.at_most, multiplier
         )
@@ -314,11 +300,10 @@ class TruncatedPoisson(_OfClients):
         return drawn
 
 
+# One for each kind and seed: the next round costs one draw, an earlier one starts again.
+@functools.lru_cache(maxsize=4)
 class _CheckIns:
-    """The cohorts of `MinSeparation`, round after round. PRIVATE.
-
-    The next round costs one draw; an earlier one starts again from round 1.
-    """
+    """The cohorts of `MinSeparation`, round after round. PRIVATE."""
 
     def __init__(self, kind: MinSeparation, seed: int) -> None:
         self._kind, self._seed = kind, seed
@@ -340,11 +325,6 @@ class _CheckIns:
             )
             self._last_N[ready[drawn]] = self._round
         return np.flatnonzero(self._last_N == round)
-
-
-@functools.lru_cache(maxsize=4)
-def _check_ins(kind: MinSeparation, seed: int) -> _CheckIns:
-    return _CheckIns(kind, seed)
 
 
 Participation = Poisson | FixedSize | Cyclic | MinSeparation | CyclicPoisson | TruncatedPoisson

@@ -67,17 +67,15 @@ class Plan(Checked):
         kinds, names = Participation, (kind.__name__ for kind in KINDS.values())
         hint = f"one of {', '.join(names)}"
         checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
-        if self.clip.adaptive is not None and self.participation.in_epochs:
-            raise InputError(
-                f"sampling = {self.sampling!r} needs a constant clip norm: no adaptive_clip"
-            )
         if self.unit == "example" and self.sampling != "poisson":
             raise InputError(
                 "unit = 'example' needs sampling = 'poisson', where each example takes part by "
                 f"itself, found {self.sampling!r}"
             )
-        if self.unit == "example" and self.clip.adaptive is not None:
-            raise InputError("unit = 'example' needs a constant clip norm: no adaptive_clip")
+        constant = self.unit == "example" or self.participation.in_epochs
+        if constant and self.clip.adaptive is not None:
+            what = "unit = 'example'" if self.unit == "example" else f"sampling = {self.sampling!r}"
+            raise InputError(f"{what} needs a constant clip norm: no adaptive_clip")
         if self.noise is None:
             if self.delta or self.simulates is not None:
                 raise InputError("a plan without noise has delta = 0: use Plan.without_privacy")
@@ -102,14 +100,11 @@ class Plan(Checked):
                 f"{self.sampling!r}"
             )
         if self.noise.overlaps:
-            noise = self.noise.fitted(self.rounds, self.participation)
-            object.__setattr__(self, "noise", noise)
+            object.__setattr__(self, "noise", self.noise.fitted(self.rounds, self.participation))
         elif self.correlated:
             from jaxpfl.privacy import correlated_noise
 
-            epochs = self.charge_number(self.rounds)
-            per_epoch = self.participation.rounds_per_epoch
-            correlated_noise.check_shift(self.bands, per_epoch, epochs, self.exact)
+            correlated_noise.check_shift(self)
         if self.local:
             local_trust.require_support(self)
         if self.accountant is not None:
@@ -151,9 +146,6 @@ class Plan(Checked):
           InputError: as `Plan`; or no noise multiplier reaches `epsilon`, the accountants disagree
             or `prior_releases` are of another kind.
         """
-        # A plan whose noise is given needs none of it.
-        from jaxpfl.privacy.calibration import smallest_multiplier
-
         target = checks.positive("epsilon", epsilon)
         checks.instance("clip", clip, Clip, "a Clip")
         like = dataclasses.replace(
@@ -172,33 +164,30 @@ class Plan(Checked):
         )
         assert trial.noise is not None
         like = trial.noise  # with its strategy
-        prior = [] if prior_releases is None else [prior_releases]
-        if prior_releases is not None:
-            trial._check_prior_releases(prior_releases, target)
+        prior = prior_releases or dp_accounting.NoOpDpEvent()
+        if releases := events.counts(prior):
+            for leaf in releases:
+                if not isinstance(leaf, dp_accounting.GaussianDpEvent):
+                    kind = type(leaf).__name__
+                    raise InputError(f"prior releases must be Gaussians on everyone, found {kind}")
+            # A cohort of fixed size and a Gaussian have no common adjacency.
+            events.adjacency(dp_accounting.ComposedDpEvent([prior, trial.charge_event()]))
+            before = dataclasses.replace(trial.guarantee(), event=prior).epsilon()
+            if before >= target:
+                raise InputError(
+                    f"epsilon = {target:g} must cover the prior releases and this plan, but the "
+                    f"prior releases alone cost {before:.4g}: give a larger epsilon"
+                )
 
         def composed_guarantee(z: float) -> Guarantee:
             scaled = dataclasses.replace(like, multiplier=z)
             alone = dataclasses.replace(trial, noise=scaled).guarantee()
             return dataclasses.replace(
-                alone, event=dp_accounting.ComposedDpEvent([*prior, alone.event])
+                alone, event=dp_accounting.ComposedDpEvent([prior, alone.event])
             )
 
-        z = smallest_multiplier(composed_guarantee, target)
+        z = accounting.smallest_multiplier(composed_guarantee, target)
         return dataclasses.replace(trial, noise=dataclasses.replace(like, multiplier=z), clip=clip)
-
-    def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
-        for leaf in events.counts(prior):
-            if not isinstance(leaf, dp_accounting.GaussianDpEvent):
-                kind = type(leaf).__name__
-                raise InputError(f"prior releases must be Gaussians on everyone, found {kind}")
-        # A cohort of fixed size and a Gaussian have no common adjacency.
-        events.adjacency(dp_accounting.ComposedDpEvent([prior, self.charge_event()]))
-        alone = dataclasses.replace(self.guarantee(), event=prior).epsilon()
-        if alone >= target:
-            raise InputError(
-                f"epsilon = {target:g} must cover the prior releases and this plan, but the prior "
-                f"releases alone cost {alone:.4g}: give a larger epsilon"
-            )
 
     @classmethod
     def without_privacy(
@@ -214,8 +203,7 @@ class Plan(Checked):
 
         Without a clip, its norm is 1e6, which is too large to change most contributions.
         """
-        clip = Clip(1e6) if clip is None else clip
-        return cls(rounds, clip, None, participation, 0.0, unit, unchecked=unchecked)
+        return cls(rounds, clip or Clip(1e6), None, participation, 0.0, unit, unchecked=unchecked)
 
     def scaled_to(self, larger: LargerPopulation) -> Self:
         """Returns the plan of a larger population with the same noise of the mean."""
@@ -445,6 +433,5 @@ class Plan(Checked):
                 unchecked=fields.get("unchecked", False),
             )
         except (LookupError, TypeError) as error:
-            raise InputError(
-                "a plan has the fields that Plan.to_dict writes, found others"
-            ) from error
+            reason = "a plan has the fields that Plan.to_dict writes, found others"
+            raise InputError(reason) from error

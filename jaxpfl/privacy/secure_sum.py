@@ -215,9 +215,8 @@ def discrete_gaussian(generator: np.random.Generator, deviation: int, count: int
     while missing > 0:
         drawn_N = _discrete_laplace(generator, deviation, 2 * missing + 64)
         off_N = np.abs(drawn_N) - deviation
-        accepted_N = _exponential_coins(
-            generator, off_N**2, np.full(drawn_N.size, 2 * deviation**2)
-        )
+        variance_N = np.full(drawn_N.size, 2 * deviation**2)
+        accepted_N = _exponential_coins(generator, off_N**2, variance_N)
         parts.append(drawn_N[accepted_N][:missing])
         missing -= parts[-1].size
     return np.concatenate(parts) if parts else np.empty(0, np.int64)

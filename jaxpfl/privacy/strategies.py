@@ -90,16 +90,11 @@ class BufferedToeplitz(Checked):
 
         settings = {"xatol": 1e-5, "fatol": 1e-9, "maxfev": 4_000, "adaptive": True}
         for _ in range(2):  # once more from where it ended, with a new simplex
-            found = optimize.minimize(cost, start, method="Nelder-Mead", options=settings)
-            start = found.x
+            start = optimize.minimize(cost, start, method="Nelder-Mead", options=settings).x
         decays, scales = 1 / (1 + np.exp(-start[:buffers])), np.exp(start[buffers:])
         order = np.argsort(-decays)
         parts = (np.floor(part[order] * 1e9) / 1e9 for part in (decays, scales))
         return cls(*(tuple(part.tolist()) for part in parts))
-
-    def coefficients(self, rounds: int) -> np.ndarray:
-        """C's first column, float64 [rounds]."""
-        return self._filtered(np.eye(1, rounds)[0])
 
     def errors(self, rounds: int) -> np.ndarray:
         """The variance of the noise in the sum of the first t releases, float64 [t].
@@ -163,14 +158,14 @@ def unit(blt: BufferedToeplitz | None, rounds: int, separation: int) -> float:
     """
     if blt is None:
         return unit_of(tree_shifts(rounds, separation))
-    found = unit_of(blt.shifts(rounds, separation))
+    charged = unit_of(blt.shifts(rounds, separation))
     again_E = confirmation.buffered_shifts(blt.decays, blt.scales, rounds, separation)
-    if not found * (1 + 1e-6) >= unit_of(again_E):
+    if not charged * (1 + 1e-6) >= unit_of(again_E):
         raise InputError(
             "the accountants disagree: with a BLT a client moves the sums by "
-            f"{unit_of(again_E):.6g} S in each of its rounds, and {found:.6g} S are charged"
+            f"{unit_of(again_E):.6g} S in each of its rounds, and {charged:.6g} S are charged"
         )
-    return found
+    return charged
 
 
 def _epochs(rounds: int, separation: int) -> int:

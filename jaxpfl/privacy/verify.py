@@ -103,16 +103,15 @@ def cost_of(charges: Sequence[Any]) -> Cost:
 
 def _adjacency_of(charges: Sequence[Any]) -> str:
     """The adjacency of all charges with noise; without any, add-or-remove-one."""
-    types = {kind for charge in charges for kind in _types(charge["event"])} - {"non_private"}
+    types: set[str] = set()
+    for event in (charge["event"] for charge in charges):
+        # Of a selection, the kinds that one of its runs consists of.
+        parts = event["event"]["events"] if event["type"] == _SELECTED else []
+        types |= {part["event"]["type"] for part in parts} or {event["type"]}
+    types -= {"non_private"}
     need(_FIXED not in types or len(types) == 1, "has two adjacencies, with no common epsilon")
     others = "zero_out_one" if types & _ZEROED else "add_or_remove_one"
     return "replace_one" if _FIXED in types else others
-
-
-def _types(event: Any) -> set[str]:
-    """The kind of a release; of a selection, the kinds that one of its runs consists of."""
-    parts = event["event"]["events"] if event["type"] == _SELECTED else []
-    return {part["event"]["type"] for part in parts} or {event["type"]}
 
 
 def _renyi(leaf: Any, relation: Any) -> Any:
@@ -216,10 +215,8 @@ def _check_statement(statement: str, simulated: bool, costs: Sequence[_Run]) -> 
             if named is not None and (adjacency := named.group(2)) and own and not simulated:
                 # A Gaussian on everyone has any adjacency; what costs so for a zeroed client, one.
                 own = [run for run in own if run[1] != "zero_out_one" or adjacency == "zero out"]
-                need(
-                    own,
-                    f"its statement says {adjacency} one, its runs cost so for zero out one only",
-                )
+                sentence = f"its statement says {adjacency} one, its runs cost so for zero out one"
+                need(own, f"{sentence} only")
             least = min((cost(delta) for *_, cost in own), default=0.0)
             stated.append((epsilon >= least * (1 - TOLERANCE), epsilon, delta, least))
     # A simulation also states the epsilon of a larger population, which no ledger here has.
@@ -273,9 +270,7 @@ def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[_Run]) -> lis
         f"{least_missed(0.05, own):.1%} of the members. Its name there is {quoted(ledger['name'])}"
     ]
     if untold:
-        lines.append(
-            f"  not checked: plan and population of {untold} of them, which it does not tell"
-        )
+        lines += [f"  not checked: plan and population of {untold} of them, which it does not tell"]
     for name, some in runs.items():
         costs.append((unit, _adjacency_of(some), cost_of(some)))
         if len(runs) > 1:
@@ -429,11 +424,17 @@ def shown(path: Path) -> str:
 
 def parsed(text: bytes) -> Any:
     """JSON without NaN, without infinities and without a name that an object has twice."""
-    return json.loads(text, object_pairs_hook=_once, parse_constant=_refused)
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # Readers would find different values for a name that an object has twice.
+        need(len(dict(pairs)) == len(pairs), "names a field twice")
+        return dict(pairs)
 
-def _refused(constant: str) -> Any:
-    raise Unfit(f"has the number {constant}")
+    return json.loads(
+        text,
+        object_pairs_hook=once,
+        parse_constant=lambda number: need(False, f"has the number {number}"),
+    )
 
 
 def _require(what: str, record: Any) -> None:
@@ -451,12 +452,6 @@ def _require(what: str, record: Any) -> None:
 
 def _within(value: Any, least: float, most: float) -> bool:
     return type(value) in (int, float) and least <= value <= most
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; refuses a name that it has twice, for which readers find different values."""
-    need(len(dict(pairs)) == len(pairs), "names a field twice")
-    return dict(pairs)
 
 
 @contextmanager

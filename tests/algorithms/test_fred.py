@@ -14,9 +14,10 @@ from jaxpfl.algorithms.gaussian_moments import Moments
 from jaxpfl.data import from_clients
 from jaxpfl.federated import RunSecret
 from jaxpfl.federated.clients.moments import from_half
-from jaxpfl.privacy import Ledger, accounting
+from jaxpfl.privacy import Ledger
 from jaxpfl.privacy.confirmation import gaussian_epsilon
 from tests.algorithms.asking import asked, asking
+from tests.plans import epsilon_of
 from tests.refusals import refusal
 from tests.trees import assert_same
 
@@ -220,12 +221,12 @@ def test_the_default_split_composes_to_the_target(target):
     epsilon, delta = target
     plan = plan_of(epsilon=epsilon, delta=delta)
     assert epsilon * (1 - 1e-3) < plan.epsilon() <= epsilon
-    total = accounting.epsilon(plan.guarantee().event, delta, "pld", "add_or_remove_one")
+    total = epsilon_of(plan.guarantee().event, delta, "pld", "add_or_remove_one")
     assert total == pytest.approx(epsilon, rel=1e-3)
     accountant = dp_accounting.pld.PLDAccountant()
     accountant.compose(plan.guarantee().event)
     assert accountant.get_epsilon(delta) == pytest.approx(epsilon, rel=2e-3)
-    assert total <= accounting.epsilon(plan.guarantee().event, delta, "rdp", "add_or_remove_one")
+    assert total <= epsilon_of(plan.guarantee().event, delta, "rdp", "add_or_remove_one")
     # A split that forgets a release costs visibly less.
     assert gaussian_epsilon(1 / plan.multipliers[1], delta) < 0.9 * epsilon
 

@@ -19,7 +19,7 @@ from jaxpfl.experiments.engine import description as engine
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.federated.flow import client_program
 from jaxpfl.models.checkpoints import hub
-from jaxpfl.privacy import Plan, calibration, confirmation, guarantee, participation
+from jaxpfl.privacy import Plan, accounting, confirmation, guarantee, participation
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from tests.refusals import refusal
@@ -185,7 +185,7 @@ def published(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def unaccounted(monkeypatch):
     """Noise multipliers and epsilons, which take seconds for each plan, are 1."""
-    monkeypatch.setattr(calibration, "smallest_multiplier", lambda guarantee, target: 1.0)
+    monkeypatch.setattr(accounting, "smallest_multiplier", lambda guarantee, target: 1.0)
     monkeypatch.setattr(guarantee, "stated", lambda *releases: 1.0)
     monkeypatch.setattr(confirmation, "poisson_epsilon", lambda *releases: 1.0)
     engine.cached_plan.cache_clear()

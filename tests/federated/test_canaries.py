@@ -10,8 +10,7 @@ from scipy import stats
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated import RunSecret
-from jaxpfl.federated.audits.canaries import Game
-from jaxpfl.federated.audits.canary_scores import alternating, noise_root, scores_of
+from jaxpfl.federated.audits.canaries import Game, alternating, noise_root, scores_of
 from jaxpfl.privacy import AdaptiveClip, Plan
 from jaxpfl.privacy.auditing import lower_bound
 from jaxpfl.privacy.correlated_noise import NoiseStream

@@ -27,8 +27,8 @@ from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import PreparedQuery, Work
 from jaxpfl.federated.release.query import Query, arrays, client_mesh
 from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import RunSecret
 
 PLAN = jp.Plan.without_privacy(rounds=2, clip=jp.Clip(100.0), participation=jp.Poisson(6, 6))
 CLIENTS = jp.data.from_clients({str(k): {"x": np.zeros((2, 3), np.float32)} for k in range(6)})

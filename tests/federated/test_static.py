@@ -12,7 +12,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.federated import LocalTraining
-from jaxpfl.federated.clients.static import Static
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.models import emnist_cnn
 
 CLIENTS = 6

@@ -7,7 +7,8 @@ import dp_accounting
 import numpy as np
 
 from jaxpfl.data import Population
-from jaxpfl.privacy import Clip, Ledger, Noise, Plan, Poisson, accounting, events
+from jaxpfl.privacy import Clip, Ledger, Noise, Plan, Poisson, events
+from tests.plans import epsilon_of
 
 NAMES = [hashlib.sha256(f"name {k}".encode()).hexdigest()[:10] for k in range(40)]
 GAUSSIAN = dp_accounting.GaussianDpEvent
@@ -78,7 +79,7 @@ def composed(event, rounds: int, delta: float = 1e-5, accountant="pld") -> float
     """The epsilon of equal rounds, without a ledger."""
     adjacency = events.adjacency(event)
     repeated = dp_accounting.SelfComposedDpEvent(event, rounds)
-    return accounting.epsilon(repeated, delta, accountant, adjacency)
+    return epsilon_of(repeated, delta, accountant, adjacency)
 
 
 def synced(monkeypatch) -> list:

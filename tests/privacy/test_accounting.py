@@ -8,9 +8,9 @@ import scipy
 from dp_accounting import pld
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Plan, accounting, confirmation, events, gaussian
-from jaxpfl.privacy.calibration import smallest_multiplier
-from tests.plans import flat_calibrated, flat_plan
+from jaxpfl.privacy import Plan, confirmation, events, gaussian
+from jaxpfl.privacy.accounting import smallest_multiplier
+from tests.plans import epsilon_of, flat_calibrated, flat_plan
 from tests.privacy import ledgers
 from tests.privacy.ledgers import GAUSSIAN, fixed
 
@@ -93,7 +93,7 @@ def poisson(z: float, q: float, rounds: int = 1) -> dp_accounting.DpEvent:
 def test_other_published_epsilons(z, q, rounds, delta, by_rdp, by_pld):
     """TRUST 28: SPEC D.1; everyone takes part in PubMed's rounds."""
     for accountant, expected in (("rdp", by_rdp), ("pld", by_pld)):
-        found = accounting.epsilon(poisson(z, q, rounds), delta, accountant, "add_or_remove_one")
+        found = epsilon_of(poisson(z, q, rounds), delta, accountant, "add_or_remove_one")
         assert found == pytest.approx(expected, abs=6e-4)
 
 
@@ -147,7 +147,7 @@ def test_the_fourier_accountant_composes_several_kinds(first, second, mu, delta,
     other = confirmation.poisson_epsilon((second, first), delta, mu)
     assert found == pytest.approx(other, rel=1e-6)
     whole = dp_accounting.ComposedDpEvent(parts)
-    assert found <= accounting.epsilon(whole, delta, "rdp", "add_or_remove_one") * (1 + 1e-3)
+    assert found <= epsilon_of(whole, delta, "rdp", "add_or_remove_one") * (1 + 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_release_without_noise_costs_everything():
         dp_accounting.ComposedDpEvent([poisson(1.0, 0.1), nothing]),
     ):
         for accountant in ("pld", "rdp"):
-            assert accounting.epsilon(event, 1e-5, accountant, "add_or_remove_one") == math.inf
+            assert epsilon_of(event, 1e-5, accountant, "add_or_remove_one") == math.inf
 
 
 def test_composition_counts_every_part_and_no_order():
@@ -182,7 +182,7 @@ def test_composition_counts_every_part_and_no_order():
 
     def cost(chosen, accountant="pld"):
         event = dp_accounting.ComposedDpEvent(chosen)
-        return accounting.epsilon(event, 1e-5, accountant, "add_or_remove_one")
+        return epsilon_of(event, 1e-5, accountant, "add_or_remove_one")
 
     for accountant in ("pld", "rdp"):
         whole = cost(parts, accountant)
@@ -200,11 +200,11 @@ def test_sampler_and_adjacency_must_match():
     """TRUST 13: no epsilon for a contradiction."""
     rounds = fixed(100, 10, 1.0)
     with pytest.raises(InputError, match="add_or_remove_one or zero_out_one only"):
-        accounting.epsilon(poisson(1.0, 0.1), 1e-5, "rdp", "replace_one")
+        epsilon_of(poisson(1.0, 0.1), 1e-5, "rdp", "replace_one")
     with pytest.raises(InputError, match="replace_one only"):
-        accounting.epsilon(rounds, 1e-5, "rdp", "add_or_remove_one")
+        epsilon_of(rounds, 1e-5, "rdp", "add_or_remove_one")
     with pytest.raises(InputError, match="PLD does not support"):
-        accounting.epsilon(rounds, 1e-5, "pld", "replace_one")
+        epsilon_of(rounds, 1e-5, "pld", "replace_one")
     with pytest.raises(InputError, match="mixes"):
         events.adjacency(dp_accounting.ComposedDpEvent([rounds, poisson(1.0, 0.1)]))
 
@@ -228,7 +228,7 @@ def test_sampler_and_adjacency_must_match():
 def test_an_event_that_cannot_be_accounted_for_is_refused(event):
     """TRUST 9, 12: never a wrong number."""
     with pytest.raises(InputError):
-        accounting.epsilon(event, 1e-5, "rdp", "add_or_remove_one")
+        epsilon_of(event, 1e-5, "rdp", "add_or_remove_one")
 
 
 @pytest.mark.parametrize("target", [1e-3, 0.05, 30.0])
@@ -272,14 +272,14 @@ def test_noise_that_no_accountant_can_follow_is_refused(z):
     with pytest.raises(InputError, match="noise_multiplier"):
         flat_plan(population=100, clients_per_round=10, rounds=2, delta=1e-06, noise_multiplier=z)
     with pytest.raises(InputError, match="noise multiplier"):
-        accounting.epsilon(poisson(z, 0.1, 2), 1e-5, "pld", "add_or_remove_one")
+        epsilon_of(poisson(z, 0.1, 2), 1e-5, "pld", "add_or_remove_one")
 
 
 @pytest.mark.long
 def test_little_noise_without_amplification_is_a_bound_near_the_truth():
     """Below z = 1e-3 the divergence is taken without sampling: above, by far less than 1 %."""
     below, above = (
-        accounting.epsilon(poisson(z, 0.01, 10), 1e-5, "rdp", "add_or_remove_one") * z**2
+        epsilon_of(poisson(z, 0.01, 10), 1e-5, "rdp", "add_or_remove_one") * z**2
         for z in (0.999e-3, 1.001e-3)
     )
     assert above < below < 1.003 * above

@@ -35,7 +35,7 @@ def test_the_noise_of_sums_is_that_of_the_noise_that_is_added(population, rounds
 def test_each_mechanism_is_calibrated_to_the_one_epsilon():
     found = list(alternatives(**TERMS, populations=(80, 160)))
     for population in (80, 160):
-        own = [one for one in found if one.population == population]
+        own = [one for one in found if one.plan.population == population]
         # Whatever a plan can be of is compared.
         assert {one.mechanism.split(",")[0] for one in own} == set(get_args(Sampling))
         assert "cyclic, banded" in {one.mechanism for one in own}

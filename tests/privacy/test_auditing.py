@@ -8,8 +8,9 @@ import pytest
 from scipy import stats
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Guarantee, accounting, auditing
+from jaxpfl.privacy import Guarantee, auditing
 from jaxpfl.privacy.auditing import Trials, lower_bound, upper_rate
+from tests.plans import epsilon_of
 from tests.privacy.ledgers import GAUSSIAN, fixed, poisson
 
 DELTA = 1e-5
@@ -90,7 +91,7 @@ def test_a_profile_has_the_deltas_of_the_accountants_epsilons(event):
     """Or slightly more, where its grid is coarser."""
     stated = Guarantee.of_events([event], 1e-3)
     for delta in (1e-3, 1e-2, 0.1):
-        epsilon = accounting.epsilon(event, delta, stated.accountant, stated.adjacency)
+        epsilon = epsilon_of(event, delta, stated.accountant, stated.adjacency)
         (found,) = auditing.deltas(event, np.array([epsilon]))
         assert delta * (1 - 1e-3) <= found <= 1.15 * delta
     twice = auditing.scaled(event, 2.0)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.privacy import buffered_noise
-from jaxpfl.privacy.buffered_noise import BufferedStream, TreeStream, stream_of
+from jaxpfl.privacy import correlated_noise
+from jaxpfl.privacy.correlated_noise import BufferedStream, TreeStream, stream_of
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.mechanisms import standard_normal
 from jaxpfl.privacy.strategies import unit
@@ -87,7 +87,7 @@ def test_a_resumed_stream_gives_the_same_bits(kind):
 def test_one_program_serves_all_rounds(kind):
     noises, compiled = (
         STREAMS[kind](),
-        getattr(buffered_noise, f"_{'of_tree' if kind == 'tree' else 'advance'}"),
+        getattr(correlated_noise, "_of_tree" if kind == "tree" else "_advance_buffers"),
     )
     noises.noise(1)
     before = compiled._cache_size()

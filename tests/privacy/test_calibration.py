@@ -18,7 +18,7 @@ from jaxpfl.privacy import (
     accounting,
     confirmation,
 )
-from tests.plans import TARGET, flat_calibrated
+from tests.plans import TARGET, epsilon_of, flat_calibrated
 from tests.privacy.ledgers import GAUSSIAN, poisson
 
 CALIBRATIONS = [
@@ -72,7 +72,7 @@ def test_calibration_after_other_releases_meets_the_total():
     assert plan.noise_multiplier > alone.noise_multiplier
     assert plan.epsilon() < 2.0
     together = dp_accounting.ComposedDpEvent([both, plan.event()])
-    total = accounting.epsilon(together, TARGET["delta"], "pld", "add_or_remove_one")
+    total = epsilon_of(together, TARGET["delta"], "pld", "add_or_remove_one")
     assert 2.0 * (1 - 1e-3) < total <= 2.0
     mu = math.sqrt(1 / 81 + 1 / 144)
     rate = plan.participation.sampling_rate

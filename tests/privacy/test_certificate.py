@@ -19,7 +19,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl import files
 from jaxpfl.privacy import Ledger, accounting, certificate, events, participation, verify
-from tests.plans import OWN
+from tests.plans import OWN, epsilon_of
 from tests.privacy.ledgers import (
     ASKED,
     CLIENTS,
@@ -316,9 +316,7 @@ def test_several_certificates_cost_together_what_their_releases_cost(made, tmp_p
     paths = [made / certificate.NAME, made / "weights" / certificate.NAME, tmp_path / "c.json"]
     said = list(verify.verified(paths, [], None, True))[-2]
     events_ = [each.event for each in (*Ledger.read(made / "ledger.jsonl").charges, *other.charges)]
-    whole = accounting.epsilon(
-        dp_accounting.ComposedDpEvent(events_), DELTA, "pld", "add_or_remove_one"
-    )
+    whole = epsilon_of(dp_accounting.ComposedDpEvent(events_), DELTA, "pld", "add_or_remove_one")
     assert float(re.search(r"epsilon = ([0-9.]+)", said)[1]) == pytest.approx(whole, rel=1e-3)
     assert "10 releases on 2 ledgers" in said
     (ledger,) = found["ledgers"]

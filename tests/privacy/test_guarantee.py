@@ -9,7 +9,7 @@ import pytest
 from jaxpfl.privacy import Guarantee, Ledger, accounting, confirmation, events, guarantee_of
 from jaxpfl.privacy.certificate import certificate
 from jaxpfl.privacy.ledger import Charge, together
-from tests.plans import FIELDS, flat_plan
+from tests.plans import FIELDS, epsilon_of, flat_plan
 from tests.privacy.ledgers import CLIENTS, GAUSSIAN, charge, fixed, poisson, truncated
 from tests.refusals import refusal
 
@@ -21,7 +21,7 @@ def test_a_guarantee_of_charges_is_that_of_their_composition():
     charges = [Charge("run", "a", n, plan.charge_event(), f"a {n}") for n in range(1, 11)]
     charges.insert(3, Charge("run", "b", 1, other, "b"))
     found = guarantee_of(charges, plan.delta)
-    expected = accounting.epsilon(
+    expected = epsilon_of(
         dp_accounting.ComposedDpEvent([other, plan.event()]), 1e-5, "pld", "add_or_remove_one"
     )
     assert found.epsilon() == expected > 1.01 * plan.epsilon()
@@ -79,7 +79,7 @@ def second_accountant(monkeypatch, factor: float) -> None:
 def test_a_stated_epsilon_is_that_of_two_accountants(releases, monkeypatch):
     """Of every kind, and of several: the larger one, and none where they are apart."""
     found = Guarantee.of_events(releases, 1e-5)
-    alone = accounting.epsilon(found.event, 1e-5, found.accountant, found.adjacency)
+    alone = epsilon_of(found.event, 1e-5, found.accountant, found.adjacency)
     assert found.confirmed_epsilon() == pytest.approx(alone, rel=2e-4)
     assert found.epsilon() == pytest.approx(max(alone, found.confirmed_epsilon()), rel=1e-9)
     assert "one accountant" not in found.statement()

@@ -10,7 +10,7 @@ import pytest
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 from jaxpfl.privacy import Ledger
 from jaxpfl.privacy.chain import Chain
-from jaxpfl.privacy.ledger_key import open_key
+from jaxpfl.privacy.ledger import open_key
 from tests.privacy.ledgers import CLIENTS, charge, filled, key_of
 from tests.refusals import refusal
 

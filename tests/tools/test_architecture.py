@@ -20,8 +20,7 @@ CLEAN = {
     "data/stored/two.py": "from jaxpfl.data.readers import other\n",
     "privacy/mechanisms.py": "",
     "privacy/correlated_noise.py": "from jaxpfl.privacy import mechanisms\n"
-    "def draw(key):\n    return mechanisms.standard_normal(key)\n",
-    "privacy/buffered_noise.py": "def draw(key):\n    return standard_normal(NoiseStream(key))\n",
+    "def draw(key):\n    return mechanisms.standard_normal(NoiseStream(key))\n",
     "privacy/exact_noise.py": "def draw(key):\n    return exact_cells(key, places)\n",
     "federated/release/sum_digest.py": "",
     "federated/clients/scores.py": "noise = standard_normal(key, shape) * std\n",

@@ -21,7 +21,7 @@ from jaxpfl.checked import Checked, Positive, PositiveFraction, PositiveInt
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment, LabelledMoment, Moment
-from jaxpfl.privacy import calibration, gaussian
+from jaxpfl.privacy import accounting, gaussian
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
@@ -128,7 +128,7 @@ class FredPlan(Checked):
         Raises:
           InputError: a value is out of range.
         """
-        total = calibration.smallest_multiplier(
+        total = accounting.smallest_multiplier(
             lambda z: gaussian.on_everyone([z], delta, unit), epsilon
         )
         shares = _SHARES_OF_LABELS if labels > 1 else _SHARES

@@ -39,9 +39,9 @@ from jaxpfl.federated.clients.moments import JointMoment, Moment, from_half, hal
 from jaxpfl.federated.hosts import shared_rounds
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
+from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import Embedder, embedded, embeddings_of
 
 LABEL = "fred"

@@ -12,10 +12,9 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec, batches
 from jaxpfl.data.population import Population
-from jaxpfl.federated.clients.client import Examples, computed, first_state, next_state
+from jaxpfl.federated.clients.client import Examples, Static, computed, first_state, next_state
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import BestFitting, Personalising
-from jaxpfl.federated.clients.static import Static
 from jaxpfl.models.base import Params
 
 

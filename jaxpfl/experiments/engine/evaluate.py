@@ -17,7 +17,7 @@ from jaxpfl.data.cohort import batches
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.by_client import ClientScores
-from jaxpfl.federated.clients.static import Static
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.models.base import Checking, Model, require_model, summarise
 
 if TYPE_CHECKING:

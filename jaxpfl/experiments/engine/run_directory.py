@@ -44,8 +44,8 @@ from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import Query, read_columns, require_population
 from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
 from jaxpfl.models.base import Checking
+from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Budget, Ledger
-from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.signals import at_once
 
 _RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str, "origin": str}

@@ -40,8 +40,7 @@ from jaxpfl.experiments.sweep.results import higher_is_better, point_of
 from jaxpfl.experiments.systems.workspace import budget_of
 from jaxpfl.federated import mesh
 from jaxpfl.privacy import events, selection
-from jaxpfl.privacy.accounting import rounded_up
-from jaxpfl.privacy.calibration import smallest_multiplier
+from jaxpfl.privacy.accounting import rounded_up, smallest_multiplier
 from jaxpfl.privacy.certificate import NAME as CERTIFICATE
 from jaxpfl.privacy.certificate import certify
 from jaxpfl.privacy.guarantee import Guarantee

@@ -22,17 +22,18 @@ A client function with a method `client_state` keeps a state of each client betw
 (`Stateful`). A client gets its own alone, and it never leaves the client.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Hashable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cached_property, partial
+from types import MethodType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InformationLeak, InputError
-from jaxpfl.federated.clients.static import Static
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -98,14 +99,11 @@ class Stateful(Protocol):
 
     def client_state(self, broadcast: PyTree, /) -> PyTree:
         """The state of a client that takes part for the first time: a pytree of arrays."""
-        ...
 
-
-WholeClientFn = Callable[..., PyTree]
 
 # It must be hashable (plain functions or a frozen dataclass), because client functions that are the
 # same (`Static`) share one compilation. A contribution's shapes must not depend on the data.
-ClientFn = Stepping | Stateful | WholeClientFn
+ClientFn = Stepping | Stateful | Callable[..., PyTree]
 
 
 @runtime_checkable
@@ -220,6 +218,77 @@ def next_state(client_fn: ClientFn, broadcast: PyTree, last: PyTree, sent: PyTre
     if not isinstance(client_fn, Stepping):
         return last
     return client_part(client_fn, "keep", broadcast, last, sent)
+
+
+class Static:
+    """A client function, or a model, as a static argument of compiled functions.
+
+    Functions whose holders are equal share one program. An object's own `==` is never asked: it may
+    call different functions equal, as a dataclass's does with `field(compare=False)`. Equal are
+
+    | the same object          | whatever it is                                                |
+    | dataclasses of one class | that hold nothing but fields, all of which are equal in this  |
+    |                          | sense, so that a sweep over equal settings compiles once      |
+    | tuples, bound methods    | likewise: their items; their object, and the function         |
+    | plain numbers and texts  | of one type, and equal in all bits                            |
+
+    Attributes:
+      function: the client function or model.
+    """
+
+    __slots__ = ("_content", "_hash", "function")
+
+    def __init__(self, function: Any) -> None:
+        self.function, self._content = function, _content(function)
+        self._hash = hash(self._content)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Static) and self._content == other._content)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class _Itself:
+    """Equal for the same object alone, which lives as long as this."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, object_: Any) -> None:
+        self._object = object_
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._object is other._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+
+def _content(value: Any) -> Hashable:
+    """Equal for values that are the same, see `Static`."""
+    kind: Any = type(value)
+    if kind in (bool, int, str, bytes):
+        return kind, value
+    if kind is float:
+        return kind, value.hex()  # because -0.0 == 0.0
+    if isinstance(value, np.generic):
+        return kind, value.dtype.str, value.tobytes()
+    if kind is MethodType:
+        return kind, _Itself(value.__func__), _content(value.__self__)
+    # None, a dictionary, or a pair of it and a dictionary of slots.
+    attributes: Any = object.__getstate__(value)
+    if isinstance(value, tuple) and attributes is None:
+        return kind, *map(_content, value)
+    # Another constructor, as of a class that is written in C, may put more into an object.
+    if is_dataclass(value) and kind.__new__ is object.__new__:
+        parts = attributes if isinstance(attributes, tuple) else (attributes,)
+        own = [field.name for field in fields(value)]
+        # Attributes that follow from the others, once they are first read.
+        of_class = [item for base in kind.__mro__ for item in vars(base).items()]
+        derived = {name for name, item in of_class if isinstance(item, cached_property)}
+        if {name for part in parts for name in part or ()} - derived <= {*own}:
+            return kind, *[_content(getattr(value, name, MISSING)) for name in own]
+    return _Itself(value)
 
 
 def client_part(client_fn: Any, method: str, *given: Any) -> PyTree:

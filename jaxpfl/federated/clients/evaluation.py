@@ -13,7 +13,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.static import Static
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.models.base import Classifier, Params
 
 

@@ -42,6 +42,14 @@ from jaxpfl.federated.double_word import DoubleWord, plus
 Moment = Literal["count", "sum", "second"]
 
 
+class _Total(NamedTuple):
+    """A client's sums so far: the moment in units, the number of examples, and the unit."""
+
+    moment: DoubleWord
+    count: jax.Array
+    unit: jax.Array
+
+
 @dataclasses.dataclass(frozen=True)
 class ClientMoment:
     """A client function by steps: one moment of the embeddings, the only column that it is given.
@@ -63,15 +71,15 @@ class ClientMoment:
         """The bound on one example's L2 norm: 1, c or c^2 (see `BoundedByExample`)."""
         return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
 
-    def init(self, centre_D: jax.Array, key: jax.Array) -> "_Total":
+    def init(self, centre_D: jax.Array, key: jax.Array) -> _Total:
         dimension = centre_D.shape[0]
         shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
         zeros = jnp.zeros(shape, jnp.float32)
         return _Total(DoubleWord(zeros, zeros), jnp.float32(0), jnp.float32(0))
 
     def step(
-        self, centre_D: jax.Array, total: "_Total", batch: Batch, mask_B: jax.Array, key: jax.Array
-    ) -> "_Total":
+        self, centre_D: jax.Array, total: _Total, batch: Batch, mask_B: jax.Array, key: jax.Array
+    ) -> _Total:
         grid = _Grid.of(self.clip_norm, mask_B.shape[0])
         (rows_BxD,) = (column.astype(jnp.float32) for column in batch.values())
         rows_BxD, valid_B = _clipped(rows_BxD, mask_B, self.clip_norm)
@@ -96,7 +104,7 @@ class ClientMoment:
         )
         return _Total(reduce(plus, parts, total.moment), count, jnp.float32(grid.step**2))
 
-    def finish(self, centre_D: jax.Array, total: "_Total") -> jax.Array:
+    def finish(self, centre_D: jax.Array, total: _Total) -> jax.Array:
         """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
         if self.moment == "count":
             return jnp.minimum(total.count, 1) if self.average else total.count
@@ -130,17 +138,12 @@ class LabelledMoment:
     def example_bound(self) -> float:
         return self.of_label.example_bound
 
-    def init(self, centre_KxD: jax.Array, key: jax.Array) -> "_Total":
+    def init(self, centre_KxD: jax.Array, key: jax.Array) -> _Total:
         return jax.vmap(self.of_label.init, (0, None))(centre_KxD, key)
 
     def step(
-        self,
-        centre_KxD: jax.Array,
-        total: "_Total",
-        batch: Batch,
-        mask_B: jax.Array,
-        key: jax.Array,
-    ) -> "_Total":
+        self, centre_KxD: jax.Array, total: _Total, batch: Batch, mask_B: jax.Array, key: jax.Array
+    ) -> _Total:
         rows = {name: column for name, column in batch.items() if name != "label"}
         if batch["label"].shape != mask_B.shape:
             raise InputError(
@@ -148,13 +151,13 @@ class LabelledMoment:
                 f"{list(batch['label'].shape[1:])} for one"
             )
 
-        def step(label: jax.Array, centre_D: jax.Array, total: "_Total") -> "_Total":
+        def step(label: jax.Array, centre_D: jax.Array, total: _Total) -> _Total:
             own_B = mask_B & (batch["label"] == label)
             return self.of_label.step(centre_D, total, rows, own_B, key)
 
         return jax.vmap(step)(jnp.arange(self.labels, dtype=jnp.int32), centre_KxD, total)
 
-    def finish(self, centre_KxD: jax.Array, total: "_Total") -> jax.Array:
+    def finish(self, centre_KxD: jax.Array, total: _Total) -> jax.Array:
         """Returns [K], [K, d], or the halves of [K, d, d]."""
         all_examples = jnp.maximum(jnp.sum(total.count), 1)
         if self.of_label.moment == "count":
@@ -178,17 +181,17 @@ class JointMoment:
     columns: tuple[str, ...]
     shares: tuple[float, ...]
 
-    def init(self, centres: tuple[jax.Array, ...], key: jax.Array) -> "tuple[_Total, ...]":
+    def init(self, centres: tuple[jax.Array, ...], key: jax.Array) -> tuple[_Total, ...]:
         return tuple(self.of_one.init(centre, key) for centre in centres)
 
     def step(
         self,
         centres: tuple[jax.Array, ...],
-        totals: "tuple[_Total, ...]",
+        totals: tuple[_Total, ...],
         batch: Batch,
         mask_B: jax.Array,
         key: jax.Array,
-    ) -> "tuple[_Total, ...]":
+    ) -> tuple[_Total, ...]:
         shared = {name: column for name, column in batch.items() if name not in self.columns}
         # The count is of all embeddings, so that an example that lacks one is in none.
         for column in self.columns:
@@ -198,20 +201,12 @@ class JointMoment:
             for centre, total, column in zip(centres, totals, self.columns, strict=True)
         )
 
-    def finish(self, centres: tuple[jax.Array, ...], totals: "tuple[_Total, ...]") -> Any:
+    def finish(self, centres: tuple[jax.Array, ...], totals: tuple[_Total, ...]) -> Any:
         moments = tuple(map(self.of_one.finish, centres, totals))
         if self.of_one.moment == "count":
             return moments[0]
         scaled = zip(moments, self.shares, strict=True)
         return tuple(moment * jnp.float32(math.sqrt(share)) for moment, share in scaled)
-
-
-class _Total(NamedTuple):
-    """A client's sums so far: the moment in units, the number of examples, and the unit."""
-
-    moment: DoubleWord
-    count: jax.Array
-    unit: jax.Array
 
 
 class _Grid(NamedTuple):

@@ -49,16 +49,13 @@ def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: i
         jax.eval_shape(moved, params)
     # Another error is that of one for a certain tree, which cannot be tried on this one.
     except Exception as error:
-        if "'fast'" in str(error):
-            found = "optax.lookahead, which needs parameters of its own"
-            raise InputError(
-                f"{name} must be an optimiser of any parameters, found {found}"
-            ) from None
-        if "keyword-only" not in str(error):
-            return
-        what = ", ".join(re.findall(r"'(\w+)'", str(error)))
-        reason = f"{name} must be an optimiser of gradients alone, found one that needs {what}"
-        raise InputError(reason) from None
+        needed = "any parameters, found optax.lookahead, which needs parameters of its own"
+        if "'fast'" not in str(error):
+            if "keyword-only" not in str(error):
+                return
+            what = ", ".join(re.findall(r"'(\w+)'", str(error)))
+            needed = f"gradients alone, found one that needs {what}"
+        raise InputError(f"{name} must be an optimiser of {needed}") from None
     state = None
     # One that never moves this tree may be made for another.
     for number in range(1, steps + _LATER if steps else 1):

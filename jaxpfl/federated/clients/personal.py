@@ -26,7 +26,6 @@ class Personalising(Stateful, Protocol):
 
     def own_model(self, params: PyTree, own: PyTree, /) -> PyTree:
         """The model that a client uses, from the shared parameters and its own state."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,6 @@ class _WithOwnModel(LocalTraining):
     def step(
         self, params: PyTree, state: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
     ) -> PyTree:
-        """One step of both models on one batch."""
         shared, own, optimizer_state = state
         (start, base), keys = self._given(params), jax.random.split(key)
         slope = self._slope(
@@ -65,11 +63,9 @@ class _WithOwnModel(LocalTraining):
         return super().step(params, shared, batch, mask, keys[1]), own, optimizer_state
 
     def finish(self, params: PyTree, state: PyTree) -> PyTree:
-        """The change of the shared parameters."""
         return super().finish(params, state[0])
 
     def keep(self, params: PyTree, state: PyTree, sent: PyTree) -> PyTree:
-        """v."""
         return state[1]
 
 
@@ -85,7 +81,6 @@ class Ditto(Checked, _WithOwnModel):
     pull: NonNegative = 0.1
 
     def own_model(self, params: PyTree, own: PyTree) -> PyTree:
-        """v."""
         return own
 
     def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
@@ -104,7 +99,6 @@ class APFL(Checked, _WithOwnModel):
     mix: Fraction = 0.5
 
     def own_model(self, params: PyTree, own: PyTree) -> PyTree:
-        """The mixture."""
         return jax.tree.map(lambda v, w: self.mix * v + (1 - self.mix) * w, own, params)
 
     def _slope(self, start: PyTree, local: PyTree, own: PyTree, gradient_at: Any) -> PyTree:
@@ -186,7 +180,12 @@ class PersonalParts(Checked, Passing):
         local = start = self.own_model(params, own)
         phases = ((self.first, "own"), (1, "shared")) if self.first else ((1, "both"),)
         for (passes, part), phase in zip(phases, jax.random.split(key, len(phases)), strict=True):
-            training = LocalTraining(self.model, self._only(part))
+            optimizer = self.optimizer
+            if part != "both":
+                # The other part stays as it is.
+                parts = {"own": optax.set_to_zero(), "shared": optax.set_to_zero()}
+                optimizer = optax.multi_transform({**parts, part: optimizer}, self._labels)
+            training = LocalTraining(self.model, optimizer)
 
             def one_pass(index: jax.Array, local: PyTree, phase=phase, training=training) -> PyTree:
                 change = contribution(training, local, examples, jax.random.fold_in(phase, index))
@@ -220,10 +219,3 @@ class PersonalParts(Checked, Passing):
         return jax.tree.map(
             lambda leaf, label: leaf if label == part else None, params, self._labels(params)
         )
-
-    def _only(self, part: str) -> optax.GradientTransformation:
-        """The optimiser for a part, which leaves the other as it is, or for both."""
-        if part == "both":
-            return self.optimizer
-        parts = {"own": optax.set_to_zero(), "shared": optax.set_to_zero()}
-        return optax.multi_transform({**parts, part: self.optimizer}, self._labels)

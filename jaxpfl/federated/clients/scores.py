@@ -171,7 +171,6 @@ class LinearScores:
     scaled_to: float | None = None
 
     def init(self, factor_DxD: jax.Array, key: jax.Array) -> jax.Array:
-        """A mean of nothing, float32 [d]."""
         return jnp.zeros(factor_DxD.shape[0], jnp.float32)
 
     def step(
@@ -203,7 +202,6 @@ class NearestVotes:
     """
 
     def init(self, unit_MxD: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """No votes yet, and whether all embeddings are finite."""
         return jnp.zeros(unit_MxD.shape[0], jnp.float32), jnp.bool_(True)
 
     def step(

@@ -35,7 +35,6 @@ from jaxpfl.federated.flow.rules import TransferFunctions
 
 _CALLS: dict[str | None, str] = dict.fromkeys(("jit", "remat2", "shard_map"), "jaxpr")
 _CALLS |= dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
-_LOOPS = ("while", "scan", "cond")
 # Labels form chains of four, so that a loop that goes on is a fault of this file.
 _PASSES = 50
 
@@ -48,8 +47,7 @@ def _definition(function: Any) -> str:
 class Steps(NamedTuple):
     """The only functions by which clients' data may reach a program's results, in this order.
 
-    Each is compiled by itself, and recognised by where it is defined: a function of the same name
-    is not taken for it. Tests elsewhere show that each does what its name says.
+    Each is compiled by itself, and recognised by where it is defined and not by its name alone.
 
     Attributes:
       compute: a client's computation, whose results are private.
@@ -146,18 +144,17 @@ class Analysis:
             results = self.closed(body, given, place)
             self._repeated -= 1
             return results
-        if name in _LOOPS:
-            follow = {"while": self._while, "scan": self._scan, "cond": self._branches}[name]
-            return follow(eqn, given, place)
+        loops = {"while": self._while, "scan": self._scan, "cond": self._branches}
+        if name in loops:
+            return loops[name](eqn, given, place)
         _require_computing(eqn)
         return self.rules.equation(eqn, given, place)
 
     def _while(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         condition, consts = given[:first], given[first : first + second]
-        carried, _ = self._loop(
-            eqn.params["body_jaxpr"], consts, given[first + second :], [], place
-        )
+        body, carried = eqn.params["body_jaxpr"], given[first + second :]
+        carried, _ = self._loop(body, consts, carried, [], place)
         operands = [*condition, *carried]
         (goes_on,) = self.closed(eqn.params["cond_jaxpr"], operands, (*place, "until"))
         return [
@@ -171,17 +168,10 @@ class Analysis:
         else:
             # As JAX 0.12 has it: trees of constants, carried values and rows.
             consts, carries, _ = (len(tuple(part.vals)) for part in eqn.params["ft_in"].unpack())
-        rows = [
-            self._unpaired(value, place, "row", index)
-            for index, value in enumerate(given[consts + carries :])
-        ]
-        carried, stacked = self._loop(
-            eqn.params["jaxpr"], given[:consts], given[consts : consts + carries], rows, place
-        )
-        stacked = [
-            self._unpaired(value, place, "stacked", index) for index, value in enumerate(stacked)
-        ]
-        return [*carried, *stacked]
+        carried = given[consts : consts + carries]
+        rows = self._unpaired(given[consts + carries :], place, "row")
+        carried, stacked = self._loop(eqn.params["jaxpr"], given[:consts], carried, rows, place)
+        return [*carried, *self._unpaired(stacked, place, "stacked")]
 
     def _loop(self, body, consts, carried, rows, place) -> tuple[list[Value], list[Value]]:
         """The carried values after any number of passes, and the others of a pass."""
@@ -228,12 +218,15 @@ class Analysis:
         label = _without_source(Value(label[0], label[1], 0))
         return self.rules.value(label, place, index, cause=cause)
 
-    def _unpaired(self, value: Value, *description: Any) -> Value:
-        """A value whose rows are dealt to the passes of a loop."""
-        label = _without_source(value)
-        if label[0] in (Kind.KEY, Kind.NOISE):
-            label = Kind.SECRET, None
-        return self.rules.value(label, *description, cause=value.cause)
+    def _unpaired(self, values: Sequence[Value], *description: Any) -> list[Value]:
+        """Values whose rows are dealt to the passes of a loop."""
+        results = []
+        for index, value in enumerate(values):
+            label = _without_source(value)
+            if label[0] in (Kind.KEY, Kind.NOISE):
+                label = Kind.SECRET, None
+            results.append(self.rules.value(label, *description, index, cause=value.cause))
+        return results
 
     def _compute(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         """A client's computation, whose results are private."""
@@ -251,14 +244,10 @@ class Analysis:
     def _clip(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         *leaves, bound = given
         if bound.kind is not Kind.PUBLIC:
-            raise InformationLeak(
-                f"contributions are clipped to a norm that depends on {what(bound)}: {named(eqn)}"
-                f"{because(bound)}"
-            )
+            norm = f"a norm that depends on {what(bound)}"
+            raise _leak(f"contributions are clipped to {norm}", eqn, bound)
         if self.clip_norm is not None and bound.token != self.clip_norm:
-            raise InformationLeak(
-                f"contributions are clipped to another norm than the round's: {named(eqn)}"
-            )
+            raise _leak("contributions are clipped to another norm than the round's", eqn)
         labels: list[Any] = [(Kind.FACTOR, leaf.token) for leaf in leaves]
         labels += [(Kind.PRIVATE, None)] * 2
         return [
@@ -270,10 +259,9 @@ class Analysis:
         if self.local:
             secret, deviation = given[-2:]
             if secret.kind not in OF_SECRETS or deviation.kind is not Kind.PUBLIC:
-                raise InformationLeak(
-                    "clients' noise must be of a public deviation, and follow from a secret, found "
-                    f"{what(deviation)} and {what(secret)}: {named(eqn)}"
-                )
+                wanted = "of a public deviation, and follow from a secret"
+                kinds = f"{what(deviation)} and {what(secret)}"
+                raise _leak(f"clients' noise must be {wanted}, found {kinds}", eqn)
         number, results = len(eqn.outvars), list[Value]()
         for index, (leaf, factor) in enumerate(zip(given[:number], given[number:], strict=False)):
             rows, factors = (eqn.invars[at].aval.shape for at in (index, number + index))
@@ -285,9 +273,9 @@ class Analysis:
     def _bind(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         secret, *leaves = given
         if secret.kind is not Kind.KEY:
-            raise InformationLeak(
-                "the noise's key must be bound to the sum by a secret, found one that depends on "
-                f"{what(secret)}: {named(eqn)}{because(secret)}"
+            other = f"found one that depends on {what(secret)}"
+            raise _leak(
+                f"the noise's key must be bound to the sum by a secret, {other}", eqn, secret
             )
         bound = frozenset(leaf.token for leaf in leaves)
         return [
@@ -298,25 +286,19 @@ class Analysis:
     def _draw(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         (key,) = given
         if key.kind is not Kind.KEY:
-            raise InformationLeak(
-                f"noise is drawn with a key that depends on {what(key)}, and not as a release's "
-                f"keys do: {named(eqn)}{because(key)}"
-            )
+            other = f"depends on {what(key)}, and not as a release's keys do"
+            raise _leak(f"noise is drawn with a key that {other}", eqn, key)
         path, bound = key.detail
         if bound is None:
-            raise InformationLeak(
-                f"noise is drawn with a key that is not bound to the sum: {named(eqn)}"
-            )
+            raise _leak("noise is drawn with a key that is not bound to the sum", eqn)
         if eqn.invars[0].aval.shape:
-            raise InformationLeak(f"noise is drawn with several keys at once: {named(eqn)}")
+            raise _leak("noise is drawn with several keys at once", eqn)
         if self._repeated:
-            raise InformationLeak(
-                f"noise is drawn in a loop or on each device, with one key: {named(eqn)}"
-            )
+            raise _leak("noise is drawn in a loop or on each device, with one key", eqn)
         for other, where in self.drawn.items():
             shorter = min(len(path), len(other))
             if path[:shorter] == other[:shorter] and where != place:
-                raise InformationLeak(f"noise is drawn twice with one key: {named(eqn)}")
+                raise _leak("noise is drawn twice with one key", eqn)
         self.drawn[path] = place
         size = int(np.prod(eqn.outvars[0].aval.shape))
         return [self.rules.value((Kind.NOISE, Noise((Draws(path, 0, size),), bound)), place)]
@@ -325,32 +307,30 @@ class Analysis:
         *sums, noise = given
         for part in sums:
             if part.kind not in (Kind.PUBLIC, Kind.BOUNDED):
-                raise InformationLeak(
-                    "noise is added to what is no sum of clipped contributions, but depends on "
-                    f"{what(part)}: {named(eqn)}{because(part)}"
-                )
+                other = f"no sum of clipped contributions, but depends on {what(part)}"
+                raise _leak(f"noise is added to what is {other}", eqn, part)
         if noise.kind is not Kind.NOISE:
             origin = what(noise)
             if noise.kind is Kind.SECRET:
                 origin = "secret keys otherwise, such as noise on some coordinates alone"
-            raise InformationLeak(
-                "what is added to the sum must be Gaussian noise of a public size on every "
-                f"coordinate, found something that depends on {origin}: "
-                f"{named(eqn)}{because(noise)}"
-            )
+            wanted = "Gaussian noise of a public size on every coordinate"
+            other = f"found something that depends on {origin}"
+            raise _leak(f"what is added to the sum must be {wanted}, {other}", eqn, noise)
         if len({variable.aval.shape for variable in [*eqn.invars, *eqn.outvars]}) > 1:
-            raise InformationLeak(f"one draw of noise is added to several sums: {named(eqn)}")
+            raise _leak("one draw of noise is added to several sums", eqn)
         label = self.rules.noised(sums, noise, place)
         if label[0] is Kind.PRIVATE:
-            raise InformationLeak(
-                f"the noise's key is not bound to the sum that it is added to: {named(eqn)}"
-            )
+            raise _leak("the noise's key is not bound to the sum that it is added to", eqn)
         return [self.rules.value(label, place)]
 
 
 def _without_noise(value: Value) -> Value:
     """The value, as a secret if it is noise."""
     return value._replace(kind=Kind.SECRET, detail=None) if value.kind is Kind.NOISE else value
+
+
+def _leak(sentence: str, eqn: Any, value: Value | None = None) -> InformationLeak:
+    return InformationLeak(f"{sentence}: {named(eqn)}{because(value) if value else ''}")
 
 
 def because(value: Value) -> str:
@@ -372,7 +352,7 @@ def _without_source(value: Value) -> tuple[Any, Any]:
 def _require_computing(eqn: Any) -> None:
     """Refuses an equation whose result may not follow from its operands, or that has an effect."""
     if name_of(eqn) not in COMPUTES | COLLECTIVES or effects(eqn):
-        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn)}")
+        raise _leak(f"{eqn.primitive.name} cannot be followed", eqn)
     for inner in programs(list(eqn.params.values())):
         for equation in getattr(inner, "jaxpr", inner).eqns:
             _require_computing(equation)

@@ -1,7 +1,8 @@
-"""Reads the program of one client, as JAX traces it: its operations and the numbers that it holds.
+"""Reads a client function: the values that it captures, and its program, as JAX traces it.
 
-Nothing can tell whether a number was computed from the clients. So a run's record lists where each
-one enters the program, with its kind and never its value:
+Nothing can tell whether a number was computed from the clients. So values that are captured are
+public by declaration, and a run's record lists each one by name (`captured`), and where each number
+enters the program, with its kind and never its value:
 
 - every array, whatever line it enters at;
 - a single number, if a line of the user's makes it enter that does not say it itself: `x - mean`,
@@ -12,13 +13,17 @@ A number of an installed package that a line of the user's calls, such as the st
 with a rate that was read from a file, enters at that line.
 """
 
+import dataclasses
 import itertools
 import linecache
 import math
 import re
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +33,12 @@ from jax.extend import core
 
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.flow import lanes
-from jaxpfl.federated.flow.captured import installed
 
+_PLAIN = {bool: "a truth value", int: "a whole number", float: "a number", complex: "a number"}
+_PLAIN |= {str: "text", bytes: "bytes"}
+_DEEPEST, _LONGEST = 8, 32
+_OWN = Path(__file__).parents[2]
+_INSTALLED = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
 _NUMBER = re.compile(r"(?<![\w.])(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
 _JAX = str(Path(jax.__file__).parent)
 # The function by which the engine calls client functions: `clients.client.compiled_part`.
@@ -200,11 +209,8 @@ def _literals(eqn: Any, function: tuple[str, str]) -> set[str]:
     shapes = [variable.aval.shape for variable in (*eqn.invars, *eqn.outvars)]
     plain = {0, 1, *itertools.chain(*shapes)}
     # By their type: NumPy's comparisons of keys and of half precision are not needed here.
-    single = [
-        value
-        for value in literals
-        if np.size(value) == 1 and _tells(np.asarray(value).item(), plain)
-    ]
+    numbers = [value for value in literals if np.size(value) == 1]
+    single = [value for value in numbers if _tells(np.asarray(value).item(), plain)]
     if not arrays and not single:
         return set()
     line, text = _line(eqn, function) or (None, "")
@@ -212,12 +218,10 @@ def _literals(eqn: Any, function: tuple[str, str]) -> set[str]:
     if line is None:
         return kinds
     written = [float(number.replace("_", "")) for number in _NUMBER.findall(text)]
-    hidden = [
-        value
-        for value in single
-        if not any(np.asarray(number).astype(value.dtype) == abs(value) for number in written)
-    ]
-    return kinds | {described(value, line) for value in hidden}
+    for value in single:
+        if not any(np.asarray(number).astype(value.dtype) == abs(value) for number in written):
+            kinds.add(described(value, line))
+    return kinds
 
 
 def _tells(number: Any, plain: set[int]) -> bool:
@@ -240,3 +244,111 @@ def _line(eqn: Any, function: tuple[str, str]) -> tuple[str, str] | None:
         if place in (function, _CALLED):
             return None
     return None
+
+
+def captured(function: Any) -> tuple[str, ...]:
+    """Names and kinds of the values that a function, or an object with methods, reads.
+
+    From its closure, defaults, fields and bound arguments, in depth; and, if it is not from an
+    installed package, from the globals that its code names, and names of the user's own modules
+    (`module.NAME`). Only the length of a container of more than 32 values is listed; its values
+    that enter the program are among the program's constants.
+    """
+    listed: dict[str, None] = {}
+    seen: set[int] = set()
+
+    def read(name: str, value: Any, depth: int) -> None:
+        kind = _PLAIN.get(type(value))
+        if value is None or isinstance(value, ModuleType | BuiltinFunctionType):
+            return
+        if kind is not None:
+            listed[f"{name}: {kind}"] = None
+        elif isinstance(value, jax.Array | np.ndarray | np.generic):
+            listed[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
+        elif id(value) not in seen:
+            seen.add(id(value))
+            many = isinstance(value, Mapping | tuple | list | set | frozenset) and len(value)
+            parts = [] if many > _LONGEST or depth == _DEEPEST else list(_parts(value))
+            for part_name, part in parts:
+                read(f"{name}.{part_name}" if name else part_name, part, depth + 1)
+            if not parts and not callable(value):
+                listed[f"{name}: {type(value).__name__}{f' of {many}' if many else ''}"] = None
+
+    read("", function, 0)
+    return tuple(listed)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, type):
+        yield from _of_class(value)
+        return
+    if isinstance(value, MethodType):
+        yield "", value.__self__
+        value = value.__func__
+    value = getattr(value, "__wrapped__", value)
+    if isinstance(value, FunctionType):
+        yield from of_function(value)
+    elif isinstance(value, partial):
+        yield "function", value.func
+        yield from [(str(place), argument) for place, argument in enumerate(value.args)]
+        yield from value.keywords.items()
+    elif isinstance(value, Mapping):
+        yield from [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, tuple | list | set | frozenset):
+        yield from [(str(place), item) for place, item in enumerate(value)]
+    elif dataclasses.is_dataclass(value):
+        yield from [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if not isinstance(value, FunctionType | partial | Mapping | tuple | list | set | frozenset):
+        yield from _of_class(type(value))
+        if not dataclasses.is_dataclass(value):
+            yield from getattr(value, "__dict__", {}).items()
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """The values and methods of a class that is not from an installed package."""
+    if not installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
+        kinds = (FunctionType, jax.Array, np.ndarray, np.generic, *_PLAIN)
+        for name, value in list(vars(kind).items()):
+            if isinstance(value, kinds) and not name.startswith("__"):
+                yield name, value
+
+
+def of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """The values that a function reads besides its arguments, by name."""
+    code = function.__code__
+    cells = function.__closure__ or ()
+    names = set() if installed(code.co_filename) else _names(code)
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        try:
+            yield from _with_modules(name, cell.cell_contents, names)
+        except ValueError:  # not yet assigned
+            continue
+    for place, default in enumerate(function.__defaults__ or ()):
+        yield f"default {place}", default
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in sorted(names):
+        # Modules that it imports itself are among the names, too.
+        value = function.__globals__.get(name, sys.modules.get(name))
+        yield from _with_modules(name, value, names)
+
+
+def _with_modules(name: str, value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """A value; if it is a module of the user's, also its values with one of these names."""
+    yield name, value
+    if isinstance(value, ModuleType) and not installed(getattr(value, "__file__", None)):
+        for part in sorted(names & vars(value).keys()):
+            yield from _with_modules(f"{name}.{part}", vars(value)[part], names - {part})
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names of globals that code may read, and that functions within it may read."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def installed(file: str | None) -> bool:
+    """Whether a file belongs to Python, to an installed package or to this one."""
+    if file is None:
+        return True
+    path = Path(file)
+    return any(path.is_relative_to(folder) for folder in (_OWN, *_INSTALLED))

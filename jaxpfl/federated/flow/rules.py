@@ -93,7 +93,11 @@ class TransferFunctions:
             # Another pass through a loop may have raised labels.
             self._made[token] = kind, tuple(operand.token for operand in given)
             if eqn.primitive.name == "unstack" and given[0].kind is Kind.KEY:
-                kind, detail = _one_of_row(eqn, given[0].detail, index)
+                # As JAX 0.12 takes the keys of a row.
+                key, (kind, detail) = given[0].detail, (Kind.SECRET, None)
+                if len(eqn.invars[0].aval.shape) == 1 and _differ(key):
+                    step = ("of several", (index,))
+                    kind, detail = Kind.KEY, Key((*key.path, step), key.bound)
             results.append(Value(kind, detail, token, cause))
         return results
 
@@ -116,8 +120,11 @@ class TransferFunctions:
             return self._secret(eqn, given), None
         if kinds == {Kind.RELEASED} and name == "slice":
             return (Kind.RELEASED, _narrowed(eqn, given[0].detail)), None
-        label = mixed(given)
-        return (label if _in_place(eqn) else _unordered(label)), None
+        kind, detail = mixed(given)
+        if kind is Kind.RELEASED and not _in_place(eqn):
+            # Its draws may be at other places, so that a slice has all of them.
+            detail = frozenset(use._replace(offset=-1) for use in detail)
+        return (kind, detail), None
 
     def noised(
         self, sums: Sequence[Value], noise: Value, place: tuple[Any, ...]
@@ -143,11 +150,8 @@ class TransferFunctions:
         if name in ("random_fold_in", "random_split"):
             # Each of a row of keys gets another number.
             by_row = name == "random_fold_in" and given[1].token in self._counted
-            step = (
-                "each" if by_row else name,
-                *(other.token for other in given[1:]),
-                str(eqn.params.get("shape")),
-            )
+            tokens = (other.token for other in given[1:])
+            step = ("each" if by_row else name, *tokens, str(eqn.params.get("shape")))
         elif name == "slice" and _differ(key) and eqn.outvars[0].aval.shape == (1,):
             # One of a row of keys that all differ; slices that begin elsewhere have none in common.
             step = ("of several", eqn.params["start_indices"])
@@ -265,13 +269,6 @@ def _differ(keys: Key) -> bool:
     return bool(keys.path) and keys.path[-1][0] in ("random_split", "each")
 
 
-def _one_of_row(eqn: Any, key: Key, index: int) -> tuple[Kind, Any]:
-    """The label of one result of `unstack`, as JAX 0.12 takes the keys of a row."""
-    if len(eqn.invars[0].aval.shape) != 1 or not _differ(key):
-        return Kind.SECRET, None
-    return Kind.KEY, Key((*key.path, ("of several", (index,))), key.bound)
-
-
 def _in_place(eqn: Any) -> bool:
     """Whether each coordinate of the result follows from the same one of vectors, and scalars."""
     if eqn.primitive.name == "all_gather":
@@ -279,14 +276,6 @@ def _in_place(eqn: Any) -> bool:
         return eqn.params["tiled"] and len(eqn.outvars[0].aval.shape) == 1
     shapes = {operand.aval.shape for operand in eqn.invars} - {()}
     return eqn.primitive.name in _EACH and shapes <= {eqn.outvars[0].aval.shape}
-
-
-def _unordered(label: tuple[Kind, Any]) -> tuple[Kind, Any]:
-    """A label whose draws may be at other places, so that a slice has all of them."""
-    kind, detail = label
-    if kind is not Kind.RELEASED:
-        return label
-    return kind, frozenset(use._replace(offset=-1) for use in detail)
 
 
 def _sliced(eqn: Any, draws: tuple[Draws, ...]) -> tuple[Draws, ...]:

@@ -102,8 +102,7 @@ class Group(AbstractContextManager["Group"]):
 
     def __init__(self) -> None:
         self.index, self.size = jax.process_index(), jax.process_count()
-        self._name = ""
-        self._number, self._alone = 0, False
+        self._name, self._number, self._alone = "", 0, False
         # The last one that a decision has raised, in all processes.
         self._shared_error: BaseException | None = None
         self._over = threading.Event()

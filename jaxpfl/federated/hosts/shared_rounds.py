@@ -35,13 +35,11 @@ import numpy as np
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.mesh import here
+from jaxpfl.federated.mesh import PyTree, here
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import PreparedQuery, StatesAt, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
 from jaxpfl.federated.release.releaser import Released, Releaser
-
-PyTree = Any
 
 # These decide how a cohort is drawn and summed, and must be equal everywhere.
 _EQUAL = ("versions", "options")
@@ -67,9 +65,8 @@ class SharedRounds:
     """
 
     def __init__(self, group: Group) -> None:
-        self._leads, self.decide = group.index == 0, group.decide
-        own = identity.environment()
-        self.environment: Any = self.decide("its releases", _environment, own)
+        self.decide = group.decide
+        self.environment: Any = self.decide("its releases", _environment, identity.environment())
 
     def prepared(
         self, query: Query, broadcast: PyTree, population: Population, states: StatesAt
@@ -83,7 +80,10 @@ class SharedRounds:
         label = f"query {query.label!r}"
         key = bytes.fromhex(self.decide(label, lambda: os.urandom(16).hex()))
         prepared = PreparedQuery.of(query, broadcast, population, states)
-        self.decide(f"{label}, prepared", partial(_require_alike, label), _digest(key, prepared))
+        # Without the key, no guess of clients and program can be tested.
+        content = prepared.described(None).encode()
+        digest = hmac.new(key, content, hashlib.sha256).hexdigest()
+        self.decide(f"{label}, prepared", partial(_require_alike, label), digest)
         return prepared
 
     def sum(self, prepared: PreparedQuery, work: Work | None) -> tuple[Summed, dict[str, Any]]:
@@ -94,7 +94,7 @@ class SharedRounds:
         """
         chosen = None if work is None else prepared.drawn(work)
 
-        def told() -> dict[str, Any]:
+        def parts() -> dict[str, Any]:
             assert chosen is not None and work is not None
             states = None if prepared.states is None else prepared.states.records(chosen)
             return {
@@ -105,7 +105,7 @@ class SharedRounds:
                 "changes": prepared.broadcast.changes(),
             }
 
-        message = self.decide(f"the sum of query {prepared.query.label!r}", told)
+        message = self.decide(f"the sum of query {prepared.query.label!r}", parts)
         if work is None or chosen is None:
             work = Work(*message["work"])
             chosen = prepared.drawn(work)
@@ -198,8 +198,3 @@ def _name(chosen: np.ndarray, work: Work) -> str:
     """Names a cohort; without the secret of the release, no guess of it can be tested."""
     content = np.asarray(chosen, np.int64).tobytes()
     return hmac.new(work.cohort.tobytes(), content, hashlib.sha256).hexdigest()
-
-
-def _digest(key: bytes, prepared: PreparedQuery) -> str:
-    """A keyed hash of clients and program; without the key, no guess of them can be tested."""
-    return hmac.new(key, prepared.described(None).encode(), hashlib.sha256).hexdigest()

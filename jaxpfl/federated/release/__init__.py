@@ -17,7 +17,7 @@ It may be imported by `hosts`, `audits` and everyone above. To trust a release, 
     information_flow   proves that a release tells nothing but its noisy sum; with `federated.flow`
 
 and of `privacy`: `plan`, `participation`, `clipping`, `mechanisms`, `exact_noise`, `keys`,
-`secret`, `ledger`, `chain`, `ledger_key`; then `federated.clients.client`, which hands a client
-function its own examples, and `federated.mesh`.
+`ledger`, `chain`; then `federated.clients.client`, which hands a client function its own examples,
+and `federated.mesh`.
 `secure_release` is another way to ask once, without an algorithm.
 """

@@ -15,11 +15,9 @@ Sums of whole steps are exact: their bits do not depend on the order of clients,
 devices, and nobody moves another's rounding.
 
 The running sums hold one partial sum per device, [devices, ...] over the `clients` axis. On a
-device a bucket is added chunk by chunk to a subtotal of at most `most` clients (`start`, `add`),
-which is then added to the running sums (`merge`). `join_devices` adds up the devices, and
-`add_noise` the noise, and rounds. `scale` says how many steps of the accumulator a value of 1 has.
-`slack` is how much larger than the plan's the noise is, because a clipped contribution may be
-longer than the clip norm by 1e-6 of it.
+device a bucket is added chunk by chunk to subtotals of at most `most` clients. `scale` says how
+many steps of the accumulator a value of 1 has. `slack` is how much larger than the plan's the noise
+is, because a clipped contribution may be longer than the clip norm by 1e-6 of it.
 """
 
 import dataclasses
@@ -125,12 +123,8 @@ class _Sums:
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         """Running sums of nothing, [devices, ...] for each leaf."""
-
-        def zero(leaf):
-            array = jnp.zeros((devices, *leaf.shape), self.dtype)
-            return DoubleWord(array, array)
-
-        return jax.tree.map(zero, like)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros((devices, *leaf.shape), self.dtype), like)
+        return jax.tree.map(DoubleWord, zeros, zeros)
 
     def start(self, sums: PyTree) -> PyTree:
         """Returns a bucket's first subtotal, zeros [...], for running sums [1, ...]."""
@@ -302,7 +296,7 @@ class FixedPoint(_Sums):
         low = pair.low + jnp.sum(whole_C & 0xFFFF, axis=0, dtype=jnp.int32)
         high = pair.high + jnp.sum(whole_C >> 16, axis=0, dtype=jnp.int32)
         # Carried after each chunk, so that only the chunk's size limits the low half.
-        return DoubleWord(high + (low >> 16), low & 0xFFFF)
+        return _carried(high, low, 16)
 
     def _merge(self, pair, part) -> DoubleWord:
         low = pair.low + part.low[None]
@@ -310,8 +304,7 @@ class FixedPoint(_Sums):
 
     def _join(self, pair) -> DoubleWord:
         low = jnp.sum(pair.low, axis=0, dtype=jnp.int32)
-        high = jnp.sum(pair.high, axis=0, dtype=jnp.int32)
-        return DoubleWord(high + (low >> 16), low & 0xFFFF)
+        return _carried(jnp.sum(pair.high, axis=0, dtype=jnp.int32), low, 16)
 
     def _add_noise(self, scale, pair, noise) -> jax.Array:
         return whole_sum(pair, noise) / scale

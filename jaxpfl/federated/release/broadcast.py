@@ -33,8 +33,8 @@ class OwnBroadcast:
     """
 
     def __init__(self, like: PyTree, places: PyTree) -> None:
-        self.shapes, self._structure = jax.tree.flatten(like)
-        self.shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.shapes]
+        leaves, self._structure = jax.tree.flatten(like)
+        self.shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         self._places = jax.tree.leaves(places)
         number = len(self._places)
         # Weak, because a model that is no longer used takes no memory.

@@ -39,7 +39,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.static import Static
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.federated.double_word import DoubleWord, is_pair
 from jaxpfl.federated.mesh import (
     CLIENTS,
@@ -269,13 +269,9 @@ class Door:
         del sums, pairs
         # One half after the other, and each is freed when it has been exchanged.
         low = exchanged(self.mesh, halves.pop(0))
-        total, below = _joined(
-            accumulator,
-            self.mesh,
-            DoubleWord(exchanged(self.mesh, halves.pop()), low),
-            below,
-        )
-        del low
+        pair = DoubleWord(exchanged(self.mesh, halves.pop()), low)
+        total, below = _joined(accumulator, self.mesh, pair, below)
+        del low, pair
         below_std = np.float32(plan.indicator_noise_std)
         # With the scales, because the same noise at two scales would reveal the noise.
         numbers = below, clip_norm, noise_multiplier, below_std
@@ -319,11 +315,10 @@ class Door:
         engine = Engine(self._client_fn, clips, query.accumulator, chunk, self._layout)
         start = functools.partial(zero_sums, query.accumulator, self._layout, self._like)
         sums = self._layout.placed(jax.eval_shape(start))
-        places = shardings(query.client_fn, self.mesh, broadcast)
         shapes = jax.tree.map(
             lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
             broadcast,
-            places,
+            shardings(query.client_fn, self.mesh, broadcast),
         )
         scalar, key = everywhere(shape_of()), everywhere(key_shape(query.plan))
         return accumulate.trace(engine, shapes, sums, by_client(bucket), scalar, shape_of(), key)

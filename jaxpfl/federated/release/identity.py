@@ -5,10 +5,9 @@ with the same program on the same machine. A release with another identity has a
 of its own. The rounds of an epoch, which share a charge, share a part of their identity.
 """
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -95,17 +94,11 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     return client.traced(query.client_fn, query.label, shapes, examples)
 
 
-def digest(texts: Iterable[str]) -> str:
-    """The SHA-256 (hex) of programs as JAX lowers them, for `described`."""
-    parts = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
-
-
 def described(query: Query, program: str, content: str, fingerprint: str, environment: Any) -> str:
     """Everything that a query's releases depend on, except run and round, as text.
 
     Args:
-      program: the `digest` of what trains and sums clients.
+      program: of the `PreparedQuery`.
       environment: of the processes that compute them, as `environment` describes it.
     """
     execution = query.execution

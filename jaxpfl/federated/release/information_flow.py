@@ -42,9 +42,8 @@ import numpy as np
 from jaxpfl.errors import InformationLeak
 from jaxpfl.federated.clients.client import RULES, PyTree, compiled_part
 from jaxpfl.federated.flow.analysis import Steps
-from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.flow.check import InformationFlow, Labelled, check_program
-from jaxpfl.federated.flow.client_program import ClientProgram, read
+from jaxpfl.federated.flow.client_program import ClientProgram, captured, read
 from jaxpfl.federated.release.accumulators import rounded_sum, scaled, whole_sum
 from jaxpfl.federated.release.door import Door, Keys, Summed, key_shape, shape_of
 from jaxpfl.federated.release.query import Query
@@ -52,7 +51,6 @@ from jaxpfl.federated.release.sum_digest import bound_to_bits
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.mechanisms import standard_normal
-from jaxpfl.privacy.plan import Plan
 
 STEPS = Steps(
     compute=compiled_part,
@@ -81,7 +79,8 @@ def check_release(
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     buckets = [door.bucket(columns, rung) for rung in query.cohort.rungs]
     # At least two, so that what the first one adds is an input of the second.
-    inputs = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets(plan), noise)
+    secrets = shape_of((8,), np.uint32), key_shape(plan)  # see `door.Keys`
+    inputs = Labelled(shapes, shape_of(), [*buckets, buckets[0]], *secrets, noise)
 
     def release(inputs: Labelled) -> Summed:
         keys = Keys(inputs.secrets, inputs.noise_key)
@@ -118,8 +117,3 @@ def check_client(query: Query, client: Any) -> ClientProgram:
             "private"
         ) from None
     return program
-
-
-def secrets(plan: Plan) -> tuple[Any, Any]:
-    """The shapes of a release's secrets: the noise's, and the other one (see `door.Keys`)."""
-    return shape_of((8,), np.uint32), key_shape(plan)

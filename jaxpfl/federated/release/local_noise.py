@@ -28,14 +28,14 @@ _REACH = 8
 
 @jax.jit
 def noisy_rows(
-    leaves_C: list[jax.Array],
-    factors_C: list[jax.Array],
+    leaves_C: PyTree,
+    factors_C: PyTree,
     finite_C: jax.Array,
     real_C: jax.Array,
     words_Cx2: jax.Array,
     key: jax.Array,
     std: jax.Array,
-) -> list[jax.Array]:
+) -> PyTree:
     """Returns what clients send, float32 leaves [chunk, ...]; zeros for padding.
 
     A step that `release.information_flow` recognises, and therefore compiled by itself.
@@ -47,9 +47,10 @@ def noisy_rows(
       key: SECRET, of this release alone.
       std: of the noise of one client, float32 scalar.
     """
-    like = [jax.ShapeDtypeStruct(leaf.shape[1:], jnp.float32) for leaf in leaves_C]
+    shape = jax.ShapeDtypeStruct
+    like = jax.tree.map(lambda leaf: shape(leaf.shape[1:], jnp.float32), leaves_C)
 
-    def drawn(data: jax.Array) -> list[jax.Array]:
+    def drawn(data: jax.Array) -> PyTree:
         own = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
         return cut(standard_normal(own, (coordinates(like),)), like)
 
@@ -68,18 +69,11 @@ class Messages(ClipSteps):
     """Exact integer sums of messages, whose steps are those of S and `_REACH` deviations."""
 
     local: ClassVar[bool] = True
+    noisy = staticmethod(noisy_rows)
 
     def scale(self, clip_norm: jax.Array, noise_multiplier: jax.Array) -> jax.Array:
         """Steps of a value of 1; the noise multiplier is that of one client."""
         return super().scale(clip_norm * (1 + _REACH * noise_multiplier), noise_multiplier)
-
-    def noisy(self, leaves_C: PyTree, factors_C, finite_C, real_C, words_Cx2, key, std) -> PyTree:
-        """Returns the messages of a chunk of clients; see `noisy_rows`."""
-        leaves, structure = jax.tree.flatten(leaves_C)
-        clients = finite_C, real_C, words_Cx2, key, std
-        return jax.tree.unflatten(
-            structure, noisy_rows(leaves, jax.tree.leaves(factors_C), *clients)
-        )
 
     def add(self, subtotal: PyTree, leaves_C: PyTree, factors_C, scale, counts_C=None) -> PyTree:
         """Adds messages [chunk, ...], which are clipped and zero where nobody counts."""

@@ -3,6 +3,7 @@
 `hosts.shared_rounds` computes the same sum in the other processes of a run that has several.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,7 +81,7 @@ class PreparedQuery:
     content: str
     broadcast: OwnBroadcast
     states: Any = None  # `client_states.ClientStates`
-    noise: Any = None  # `buffered_noise.stream_of`, once one is drawn
+    noise: Any = None  # `correlated_noise.stream_of`, once one is drawn
     _slots: list[np.ndarray] = field(default_factory=list)  # each bucket's clients
 
     @classmethod
@@ -120,7 +121,8 @@ class PreparedQuery:
         texts = [program.text for program in programs]
         if not query.plan.unchecked:
             require_known_calls(texts, query.execution.platform, query.label)
-        program = identity.digest(texts)
+        digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+        program = hashlib.sha256(" ".join(digests).encode()).hexdigest()
         content = origin_hash(columns, clients.offsets)
         clients = Population(columns, clients.offsets, clients.client_ids)
         states = None
@@ -197,7 +199,7 @@ class PreparedQuery:
         shared = None
         if plan.correlated:
             if self.noise is None:
-                from jaxpfl.privacy.buffered_noise import stream_of
+                from jaxpfl.privacy.correlated_noise import stream_of
 
                 self.noise = stream_of(plan, key_from_words(work.shared), door.coordinates)
             shared = self.noise.noise(work.round)
@@ -224,13 +226,11 @@ class PreparedQuery:
             yield bucket._replace(batches=batches)
 
     def _rows(self, clients: np.ndarray) -> tuple[PyTree, np.ndarray]:
-        assert self.states is not None
         self._slots.append(clients)
         return self.states.rows(clients)
 
     def _keep(self, round: int, states: list[PyTree]) -> None:
         """Writes the next states of all buckets, whose clients `_rows` has noted."""
-        assert self.states is not None
         parts: Any = self._slots
         if several():
             # A process has the states that its own devices computed, and process 0 keeps all.

@@ -16,7 +16,7 @@ from jaxpfl.data.columns import Column
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stateful, Stepping
-from jaxpfl.federated.flow.captured import captured
+from jaxpfl.federated.flow.client_program import captured
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas, splits_model
 from jaxpfl.federated.release.accumulators import (
     BLOCKS,
@@ -27,8 +27,6 @@ from jaxpfl.federated.release.accumulators import (
 )
 from jaxpfl.privacy.guarantee import EXAMPLE_ROUNDING
 from jaxpfl.privacy.plan import Plan
-
-Prepare = Callable[[Population], Population]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Query:
     plan: Plan
     cohort: CohortSpec
     columns: tuple[str, ...] | None = None
-    prepare: Prepare | None = None
+    prepare: Callable[[Population], Population] | None = None
     execution: Execution = Execution()
 
     def __post_init__(self) -> None:

@@ -8,9 +8,7 @@
     noise     its key is a function of (secret, identity, the exact sum)
     record    the release's name is on the disk, and only then is the value handed out
 
-An algorithm never sees a cohort. Its step gets a `Release`, which is its only access to clients:
-it asks one of the algorithm's queries and gets the noisy sum. Nothing in it refers to the clients'
-data.
+An algorithm never sees a cohort: its step gets a `Release`, which is its only access to clients.
 
 Replays. A round of a resumed run, or of a copied run directory, with the same identity draws the
 same cohort.
@@ -51,8 +49,8 @@ from jaxpfl.federated.release import identity as identities
 from jaxpfl.federated.release.identity import Identity
 from jaxpfl.federated.release.prepared_query import PreparedQuery, StatesAt, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_population
+from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.simulated import SIMULATED
 
 
@@ -204,12 +202,9 @@ class Releaser(AbstractContextManager["Releaser"]):
     ) -> None:
         secret = secret or RunSecret()
         self.ledger, self.run = ledger, run or secret.public_name
-        self._population = population
-        self._secret = secret
-        self._name = name
+        self._population, self._secret, self._name = population, secret, name
         self._queries = None if queries is None else tuple(queries)
-        self._warn = warn
-        self._observe = observe
+        self._warn, self._observe = warn, observe
         self._prepared: dict[Any, PreparedQuery] = {}
         if processes is None:
             require_one_process("a Releaser of its own", "call jaxpfl.run or jaxpfl.release")
@@ -433,8 +428,8 @@ class Releaser(AbstractContextManager["Releaser"]):
         if query.plan.clip.adaptive is None:
             which = "has a constant clip norm: clip_norm is for adaptive clipping only"
             raise InputError(f"query {query.label!r} {which}")
-        shape, dtype = np.shape(clip_norm), getattr(clip_norm, "dtype", type(clip_norm).__name__)
-        kind = f"{dtype}{list(shape)}"
+        dtype = getattr(clip_norm, "dtype", type(clip_norm).__name__)
+        kind = f"{dtype}{list(np.shape(clip_norm))}"
         if kind == "float32[]" and 0 < float(clip_norm) < np.inf:
             return np.float32(clip_norm)
         raise InputError(

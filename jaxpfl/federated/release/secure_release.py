@@ -18,8 +18,14 @@ from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.data.columns import warn_of_numbers
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clients.client import ClientFn, Examples, PyTree, contribution, keys_of
-from jaxpfl.federated.clients.static import Static
+from jaxpfl.federated.clients.client import (
+    ClientFn,
+    Examples,
+    PyTree,
+    Static,
+    contribution,
+    keys_of,
+)
 from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release.information_flow import check_client
 from jaxpfl.federated.release.prepared_query import PreparedQuery
@@ -29,11 +35,11 @@ from jaxpfl.federated.release.releaser import OneRelease, Releaser
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.mechanisms import cut
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.secure_sum import SecureSum
 
 
@@ -94,7 +100,11 @@ def secure_release(
     prepared = PreparedQuery.of(query, broadcast, clients)
     prepared.broadcast.read(broadcast)
     secret = RunSecret()
-    program = _program(prepared, broadcast, secret.key("train", ""))
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
+    bucket = prepared.door.bucket(prepared.clients.numeric())
+    program = Program(_update.trace(Static(client_fn), like, bucket, secret.key("train", "")))
+    check_client(query, program)
+    require_known_calls([program.text], query.execution.platform, label)
     width = prepared.door.coordinates
     event = secure.event(width)
     run = secret.digest("run", label)[:12]
@@ -106,17 +116,6 @@ def secure_release(
     overflow = f"; a sum overflows with probability {secure.overflow_probability(width):.1g}"
     value = cut(secure.value(total_P), prepared.door.contribution, np.reshape)
     return OneRelease(value, cost.statement() + overflow, total.statement())
-
-
-def _program(prepared: PreparedQuery, broadcast: PyTree, key: jax.Array) -> Program:
-    """The program of a client's update, checked; nothing is compiled."""
-    query, door = prepared.query, prepared.door
-    columns = prepared.clients.numeric()
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
-    program = Program(_update.trace(Static(query.client_fn), like, door.bucket(columns), key))
-    check_client(query, program)
-    require_known_calls([program.text], query.execution.platform, query.label)
-    return program
 
 
 def _messages(
@@ -131,9 +130,8 @@ def _messages(
         chosen, spec = np.array([client]), prepared.query.cohort
         (bucket,) = Cohort(prepared.clients, chosen, spec, seed=seed, round=1)
         update = jax.device_get(program(prepared.broadcast.placed(), bucket, key))
-        update_P = np.concatenate(
-            [leaf.ravel() for leaf in jax.tree.leaves(update)], dtype=np.float64
-        )
+        leaves = [leaf.ravel() for leaf in jax.tree.leaves(update)]
+        update_P = np.concatenate(leaves, dtype=np.float64)
         share = np.random.Philox(key=secret.seed("noise share", str(client)))
         yield secure.message(update_P, np.random.Generator(share))
 

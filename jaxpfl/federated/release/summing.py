@@ -15,12 +15,12 @@ from jaxpfl.data.cohort import Bucket
 from jaxpfl.federated.clients.client import (
     ClientFn,
     Examples,
+    Static,
     computed,
     first_state,
     keys_of,
     next_state,
 )
-from jaxpfl.federated.clients.static import Static
 from jaxpfl.federated.double_word import is_pair
 from jaxpfl.federated.mesh import CLIENTS, PyTree, replicas, shardings, splits_model
 from jaxpfl.federated.release.accumulators import Accumulator

@@ -18,7 +18,7 @@ from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.privacy import Guarantee, Ledger, verify
 from jaxpfl.privacy import selection as law
-from jaxpfl.privacy.secret import RunSecret
+from jaxpfl.privacy.keys import RunSecret
 from tests.experiments.crashes import stopped
 from tests.experiments.sweep.three_points import BASE, result, written
 from tests.privacy.ledgers import CLIENTS, charge
