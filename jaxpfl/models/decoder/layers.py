@@ -168,7 +168,6 @@ def packed(params: Any) -> Any:
     XLA's compiler for CPUs has no bfloat16 slice or update: it makes the whole array float32 for
     each of them. Nothing can be differentiated in packed leaves.
     """
-
     return _recast(params, jnp.bfloat16, jnp.uint16)
 
 
