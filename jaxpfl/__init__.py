@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from jaxpfl.experiments.engine.by_client import Personal as Personal
     from jaxpfl.experiments.engine.evaluate import DeclaredPublic as DeclaredPublic
     from jaxpfl.experiments.engine.evaluate import Evaluator as Evaluator
-    from jaxpfl.experiments.engine.on_round import KeepBest as KeepBest
-    from jaxpfl.experiments.engine.on_round import Round as Round
+    from jaxpfl.experiments.engine.setting import KeepBest as KeepBest
+    from jaxpfl.experiments.engine.setting import Round as Round
+    from jaxpfl.experiments.own_table import synthesize as synthesize
     from jaxpfl.experiments.release import release as release
     from jaxpfl.experiments.run import Result as Result
     from jaxpfl.experiments.run import run as run
-    from jaxpfl.experiments.synthesize import synthesize as synthesize
     from jaxpfl.federated.clients.client import ClientSteps as ClientSteps
     from jaxpfl.federated.release.query import Execution as Execution
     from jaxpfl.federated.release.query import Query as Query

@@ -82,12 +82,12 @@ EXPERIMENTS: dict[str, set[str]] = {
     **dict.fromkeys(("run", "release", "choose_corpus", "compare"), SHARED),
     "deployment": set(),
     "carry_out": SHARED | {"systems", "registry"},
-    "synthesize": SHARED | {"systems", "registry", "carry_out", "choose_corpus", "init"},
+    "own_table": SHARED | {"systems", "registry", "carry_out", "choose_corpus"},
     "launch": set(),
     "sweep": SHARED | {"systems", "registry", "carry_out", "launch", "export"},
     "export": SHARED | {"systems", "registry", "carry_out", "run"},
     "own_models": SHARED | {"systems", "registry", "carry_out", "export"},
-    **dict.fromkeys(("init", "audit", "audit_texts"), SHARED | {"systems", "registry"}),
+    "audit": SHARED | {"systems", "registry"},
     "dry_run": SHARED | {"systems", "registry", "sweep"},
 }
 REGISTRY = "experiments/registry.py"
@@ -137,7 +137,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "opens the C library": (r"(^|\.)CDLL$", {"memory.py"}),
     "sets malloc": (
         r"(^|\.)give_back_after_compiling$",
-        {"cli/common.py", "cli/fred.py", "experiments/sweep/points.py"},
+        {"cli/common.py", "cli/begin.py", "experiments/sweep/points.py"},
     ),
 }
 IMPORTS: dict[str, set[str]] = {

@@ -27,7 +27,7 @@ from benchmarks.harness import record, table
 from jaxpfl import files
 from jaxpfl.experiments.config.reader import read_mapping
 from jaxpfl.experiments.records.lines import leaves
-from jaxpfl.experiments.sweep import costs
+from jaxpfl.experiments.sweep import results
 from jaxpfl.experiments.sweep.directory import POINTS
 from jaxpfl.experiments.systems import CONFIG, RESULT, SIMULATION
 
@@ -50,8 +50,8 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
                 "what": folder.name,
                 "config": read_mapping(folder / CONFIG),
                 **kept,
-                **costs.planned(folder),
-                **costs.taken(folder),
+                **results.planned_cost(folder),
+                **results.time_taken(folder),
                 "checkpoint": result.get("checkpoint"),
                 "fid by round": [entry["fid"] for entry in result.get("history", [])],
             }

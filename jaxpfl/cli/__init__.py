@@ -1,12 +1,16 @@
 """The command line. Results go to stdout, progress and messages to stderr.
 
-JAX is imported only after the arguments are checked, so that help appears at once.
+JAX is imported only after the arguments are checked, so that help appears at once. A stream may be
+closed, full, or read by nobody any more. A result that stdout cannot take is said on stderr and by
+the exit code. Messages that stderr cannot take are dropped: the work goes on without them.
 """
 
 import argparse
 import difflib
 import errno
+import io
 import json
+import os
 import shlex
 import signal
 import sys
@@ -15,10 +19,11 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache, files
-from jaxpfl.cli import begin, data, fred, privacy, runs, streams, sweep
+from jaxpfl.cli import begin, data, privacy, runs
 from jaxpfl.cli.common import path
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.printable import printable
+from jaxpfl.progress import Messages
 from jaxpfl.signals import terminable
 
 _LOST = 6
@@ -102,7 +107,7 @@ COMMANDS = {
         "resume runs/mine",
     ),
     "sweep": _Command(
-        sweep.add, sweep.run, "Carry out one experiment at every point of a grid.",
+        runs.add_sweep, runs.sweep, "Carry out one experiment at every point of a grid.",
         "sweep grid.yaml --out runs/grid --seeds 3", takes_overrides=True,
     ),
     "export": _Command(
@@ -156,7 +161,8 @@ COMMANDS = {
         "audit quickstart --runs 16", takes_overrides=True,
     ),
     "fred": _Command(
-        fred.add, fred.run, "Rank public corpora by a private Frechet distance to clients' data.",
+        begin.add_fred, begin.fred,
+        "Rank public corpora by a private Frechet distance to clients' data.",
         "fred --private docstrings:jax,scipy --candidates docstrings:numpy docstrings:rich "
         "--epsilon 0.6 --delta 2e-6",
     ),
@@ -181,8 +187,8 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  jaxpfl {command.example}\n\n{_EXIT_CODES}",
             **shared,
         )
-        alone = "print one JSON object on stdout, and nothing else"
-        added.add_argument("--json", action="store_true", help=alone)
+        text = "print one JSON object on stdout, and nothing else"
+        added.add_argument("--json", action="store_true", help=text)
         added.set_defaults(command=command)
         command.add(added)
         if command.takes_overrides:
@@ -194,7 +200,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     if arguments is None:
-        streams.take()
+        _take_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json, parsed = "--json" in given, argparse.Namespace()
     try:
@@ -204,14 +210,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             near = difflib.get_close_matches(given[0], COMMANDS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f": expected {', '.join(COMMANDS)}"
             raise InputError(f"jaxpfl: there is no command {given[0]!r}{hint}")
-        parsed, rest = parser().parse_known_args(given)
+        prog, (parsed, rest) = f"jaxpfl {given[0]}", parser().parse_known_args(given)
         if not hasattr(parsed, "command"):
             raise InputError("jaxpfl: expected a command, see jaxpfl --help")
         if "--distributed" in rest:
             hint = "start it in one process; --launcher shares the points of a sweep"
-            raise InputError(f"jaxpfl {given[0]}: there is no --distributed: {hint}")
+            raise InputError(f"{prog}: there is no --distributed: {hint}")
         if rest and not parsed.command.takes_overrides:
-            prog = f"jaxpfl {given[0]}"
             raise InputError(f"{prog}: unexpected argument {rest[0]!r}; see `{prog} --help`")
         compilation_cache.enable()
         parsed.command_line = shlex.join(["jaxpfl", *given])
@@ -244,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _shown(text: str, code: int, place: str | None = None) -> int:
     """Writes a result to stdout; the exit code says if it was lost, unless it says more already."""
-    if (lost := streams.write(text)) is None:
+    if (lost := _write(text)) is None:
         return code
     kept = f", see {place}" if place else ""
     what = f"error: stdout could not take the result: {lost.strerror}; the rest is done{kept}"
@@ -255,7 +260,43 @@ def _shown(text: str, code: int, place: str | None = None) -> int:
 def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
     print(printable(f"error: {message}", allowed="\n"), file=sys.stderr)
     if as_json:
-        kind = type(error).__name__
-        record = {"error": {"kind": kind, "message": message, "exit_code": code}}
-        streams.write(json.dumps(record) + "\n")
+        record = {"kind": type(error).__name__, "message": message, "exit_code": code}
+        _write(json.dumps({"error": record}) + "\n")
     return code
+
+
+def _take_streams() -> None:
+    """Makes stdin, stdout and stderr of this process safe to use.
+
+    A closed one is opened on nothing. Else the next file, such as the ledger, would get its number,
+    and what a library writes to stderr would be written into that file.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest number that is free, which is this one. A result, which is written
+            # to the second, is still refused.
+            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    encoding = getattr(sys.stderr, "encoding", "utf-8")
+    # Without a buffer, nothing is left that Python would try to write once more when it ends.
+    unbuffered: Any = io.FileIO(2, "w", closefd=False)
+    text = io.TextIOWrapper(unbuffered, encoding, "backslashreplace", write_through=True)
+    sys.stderr = Messages(text)
+
+
+def _write(text: str) -> OSError | None:
+    """Writes a result to stdout; returns the error if not all of it could be written."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # Python would try once more when it ends.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+        return error
+    return None

@@ -44,6 +44,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "choices": ("ray", "slurm"),
         "help": "share a run, or each run of a sweep, among processes on --hosts N nodes",
     },
+    "--accountant": {"help": "pld, rdp, ... (default: what fits the sampling)"},
     "--hosts": {"type": int, "metavar": "N", "help": "the number of nodes of --launcher"},
 }
 
@@ -89,12 +90,7 @@ def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, text: str
     parser.add_argument(name, type=path, metavar=metavar, help=text)
 
 
-def unused_directory(name: str) -> Path:
-    """Returns `runs/NAME` or, where that exists, the first free one of `runs/NAME-2`, -3 and on."""
-    return unused(Path("runs"), name)
-
-
-def unused(folder: Path, name: str, ending: str = "") -> Path:
+def unused(name: str, folder: Path = Path("runs"), ending: str = "") -> Path:
     """Returns FOLDER/NAMEENDING or, where that exists, FOLDER/NAME-2ENDING, -3 and on."""
     others = (f"{name}-{number}" for number in itertools.count(2))
     paths = (folder / f"{stem}{ending}" for stem in itertools.chain([name], others))

@@ -53,10 +53,6 @@ def _listed() -> dict[str, Any]:
     from jaxpfl.data.catalogue import data_sets
     from jaxpfl.experiments.config import shipped
 
-    users = {
-        name: [c for c in shipped.names() if any(map(entry.holds, shipped.sources(c)))]
-        for name, entry in data_sets().items()
-    }
     records = {
         name: {
             "state": entry.state(),
@@ -65,7 +61,7 @@ def _listed() -> dict[str, Any]:
             "folder": entry.variable and f"${entry.variable}",
             "files": list(entry.files) if entry.variable else [],
             "fetched_by_get": bool(entry.downloads or entry.hub),
-            "used_by": users[name],
+            "used_by": [c for c in shipped.names() if any(map(entry.holds, shipped.sources(c)))],
         }
         for name, entry in data_sets().items()
     }
@@ -105,9 +101,8 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = entry.folder(arguments.folder)
     missing = [file for file in entry.files if not (folder / file).exists()]
     if not missing:
-        raise InputError(
-            f"{entry.name} is here already: {', '.join(str(folder / file) for file in entry.files)}"
-        )
+        places = ", ".join(str(folder / file) for file in entry.files)
+        raise InputError(f"{entry.name} is here already: {places}")
     fetched: dict[str, Any] = {}
     if entry.hub:
         from jaxpfl.data.folders import convert

@@ -13,15 +13,11 @@ EXCEEDED = 5
 """The exit code of an audit that refutes a stated epsilon, or that texts do not pass."""
 
 
-def _add_accountant(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--accountant", help="pld, rdp, ... (default: what fits the sampling)")
-
-
 def add_budget(parser: argparse.ArgumentParser) -> None:
     text = "a ledger, such as a run's ledger.jsonl; several: also their joint cost"
     parser.add_argument("ledgers", metavar="LEDGER", type=common.path, nargs="+", help=text)
     parser.add_argument("--delta", type=float, required=True, help="such as 1e-5")
-    _add_accountant(parser)
+    common.add(parser, "--accountant")
 
 
 def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -84,7 +80,7 @@ def add_calibrate(parser: argparse.ArgumentParser) -> None:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--epsilon", type=float, help="find the noise for this epsilon")
     wanted.add_argument("--noise-multiplier", type=float, help="find the epsilon of this noise")
-    _add_accountant(parser)
+    common.add(parser, "--accountant")
     parser.add_argument("--sampling", choices=("poisson", "fixed"), help="default: poisson")
 
 
@@ -97,14 +93,13 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
         )
     from jaxpfl.privacy import Clip, Noise, Plan, participation
 
+    cohort = arguments.population, arguments.clients_per_round
     shared: dict[str, Any] = {
         "delta": arguments.delta,
         "rounds": arguments.rounds,
         # The cost of a round does not depend on the clip norm, because noise is relative to it.
         "clip": Clip(1.0),
-        "participation": participation.of(
-            arguments.sampling or "poisson", arguments.population, arguments.clients_per_round
-        ),
+        "participation": participation.of(arguments.sampling or "poisson", *cohort),
         "accountant": arguments.accountant,
     }
     if arguments.epsilon is not None:
@@ -113,8 +108,7 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
         plan = Plan(noise=Noise(arguments.noise_multiplier), **shared)
     names = ("noise_multiplier", "delta", "rounds", "population", "clients_per_round", "sampling")
     return {
-        **{name: getattr(plan, name) for name in (*names, "unit")},
-        "adjacency": plan.adjacency,
+        **{name: getattr(plan, name) for name in (*names, "unit", "adjacency")},
         "epsilon": plan.epsilon(),
         "accountant": plan.guarantee().accountant,
         "confirmed_epsilon": plan.guarantee().confirmed_epsilon(),
@@ -132,28 +126,23 @@ def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
     from jaxpfl.privacy.alternatives import POPULATIONS, alternatives
 
     given = arguments.population
-    found = list(
-        alternatives(
-            epsilon=arguments.epsilon,
-            delta=checks.open_fraction("--delta", arguments.delta),
-            rounds=arguments.rounds,
-            check_in_rate=arguments.check_in_rate,
-            populations=POPULATIONS if given is None else (given,),
-            most_clients=arguments.clients_per_round,
-            separation=arguments.separation,
-        )
+    mechanisms = alternatives(
+        epsilon=arguments.epsilon,
+        delta=checks.open_fraction("--delta", arguments.delta),
+        rounds=arguments.rounds,
+        check_in_rate=arguments.check_in_rate,
+        populations=POPULATIONS if given is None else (given,),
+        most_clients=arguments.clients_per_round,
+        separation=arguments.separation,
     )
-    rows, cells = [one.row() for one in found], []
+    rows, cells = [mechanism.row() for mechanism in mechanisms], []
     for row in rows:
-        sums = row["noise_of_sums"]
-        least = min(
-            other["noise_of_sums"] or math.inf
-            for other in rows
-            if other["population"] == row["population"]
-        )
+        sums, population = row["noise_of_sums"], row["population"]
+        of_all = [other["noise_of_sums"] for other in rows if other["population"] == population]
+        least = min(other or math.inf for other in of_all)
         cells.append(
             (
-                f"{row['population']:,}",
+                f"{population:,}",
                 row["mechanism"],
                 row["adjacency"].replace("_", " "),
                 f"{row['clients_per_round']:,}",
@@ -205,7 +194,13 @@ def audit(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, 
     if (arguments.config is None) == (arguments.texts is None):
         raise InputError("jaxpfl audit: expected a CONFIG, or --texts and no CONFIG")
     if arguments.texts is not None:
-        return _audit_texts(arguments, overrides)
+        if overrides:
+            raise InputError(f"jaxpfl audit --texts: unexpected argument {overrides[0]!r}")
+        from jaxpfl.experiments.audit import audit_texts
+
+        sources = arguments.texts, arguments.training, arguments.held_out
+        record = audit_texts(*sources, out=arguments.out, seed=arguments.seed)
+        return {**record, "exit_code": 0 if record["verdict"] == "passes" else EXCEEDED}
     from jaxpfl.experiments.config import shipped
 
     config = common.load(shipped.find(arguments.config), overrides)
@@ -218,13 +213,3 @@ def audit(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, 
     if arguments.out is not None:
         files.write_json(arguments.out, {name: record[name] for name in record if name != "text"})
     return {**record, "exit_code": EXCEEDED if record["exceeded"] else 0}
-
-
-def _audit_texts(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
-    if overrides:
-        raise InputError(f"jaxpfl audit --texts: unexpected argument {overrides[0]!r}")
-    from jaxpfl.experiments.audit_texts import audit_texts
-
-    sources = arguments.texts, arguments.training, arguments.held_out
-    record = audit_texts(*sources, out=arguments.out, seed=arguments.seed)
-    return {**record, "exit_code": 0 if record["verdict"] == "passes" else EXCEEDED}

@@ -8,8 +8,7 @@
     certificate.json   the releases and what they cost, for others to check
     simulation.json    results that the privacy statement does not cover, if there are any
 
-All other files are the system's. `resume` continues from what is already stored and ends in the
-same bits as an uninterrupted run.
+All other files are the system's. A resumed run ends in the same bits as an uninterrupted one.
 """
 
 import time
@@ -42,18 +41,12 @@ _RUN = "run.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run; public.
-
-    Attributes:
-      seconds: how long this attempt took. It depends on what the clients hold, so that no privacy
-        statement covers it.
-      lines: the page as text, for a terminal.
-    """
+    """The result of a run; public, but for `seconds`, which depend on what the clients hold."""
 
     out: Path
     record: dict[str, Any]
-    seconds: float
-    lines: list[str]
+    seconds: float  # of this attempt
+    lines: list[str]  # the page as text, for a terminal
 
     def to_dict(self) -> dict[str, Any]:
         """The record and where it is, and as "text" what a terminal shows."""
@@ -146,8 +139,7 @@ def _require_alike(config: Any) -> None:
 def report(out: str | Path) -> Path:
     """Redraws `report.html` and its pictures and returns the page's path."""
     directory = files.user_path(out)
-    config = directory / CONFIG
-    result = directory / RESULT
+    config, result = directory / CONFIG, directory / RESULT
     if config.exists() and not result.exists() and not (directory / _RUN).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
     system = system_of(load(config).system) if config.exists() else None
@@ -163,8 +155,7 @@ def report(out: str | Path) -> Path:
 def as_written(directory: Path, failure: str) -> Iterator[None]:
     """Names the directory where something (`failure`) cannot be done with what its records hold.
 
-    An error may be a fault of the program, too: the message has its place, which holds no value of
-    a client.
+    An error may be a fault of the program, too: the message has its place, and no client's value.
     """
     try:
         yield

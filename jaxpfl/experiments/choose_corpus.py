@@ -32,9 +32,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.cost import both_statements
-from jaxpfl.experiments.engine.setting import NOT_PRIVATE
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE, mark_of
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.experiments.report.plots import bars, plain
@@ -91,6 +90,8 @@ def choose_corpus(
         pieces, corpora, pool, distinct = ({} for _ in range(4))
         repeated = 0
         file = files.user_path(texts) if texts else directory / "chosen.jsonl"
+        path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
+        chart, stamp = directory / "fred.png", "" if plan.private else NOT_PRIVATE
 
         def read() -> None:
             nonlocal repeated
@@ -132,7 +133,8 @@ def choose_corpus(
                 for rank, near in enumerate(score(released, corpora, progress=progress), 1)
             ]
             choice = None
-            cautions = of_division(cut, private, sources, lambda name: texts_of(pieces[name]))
+            forms = cut, private, sources
+            cautions = chosen.of_division(*forms, lambda name: texts_of(pieces[name]))
             if choose is not None:
                 embeddings = {name: embeddings_of(corpus) for name, corpus in distinct.items()}
                 choice = text_pool.choose_from(released, embeddings, choose, progress=progress)
@@ -159,31 +161,25 @@ def choose_corpus(
                 }
             )
             files.write_json(directory / "fred.json", record)
-            stamp = "" if plan.private else NOT_PRIVATE
             certify(directory, "fred", [plan], statement=statement, stamp=stamp, ledgers=[path])
-            plain(bars(rows, "" if plan.private else "NOT PRIVATE")).savefig(chart)
+            plain(bars(rows, mark_of(stamp))).savefig(chart)
             return record
 
         processes.decide("the candidates", read)
-        path = files.user_path(ledger) if ledger else directory / "ledger.jsonl"
-        chart = directory / "fred.png"
         books: Any = Ledger(path, clients, unit=plan.unit) if leads() else nullcontext()
         with books as charged:
             processes.decide("the budget", lambda: require_affordable(query, charged, run=""))
-            embedded = _embedded(used, function, directory / "private", progress)
+            if leads():
+                # Kept for the next ranking.
+                stored = files.private_directory(directory / "private") / _key(used, function)
+                if not stored.exists():
+                    embed(used, function, progress=progress).save(stored)
+                embedded = Population.load(stored)
+            else:
+                embedded = embed(used, function, progress=False)
             released = private_moments(embedded, plan, ledger=charged)
             statement = processes.decide("the statement", stated)
         return processes.decide("the ranking", ranked)
-
-
-def _embedded(clients: Population, function: Embedder, folder: Path, progress: bool) -> Population:
-    """The clients' embeddings, which process 0 keeps in a private folder for the next ranking."""
-    if not leads():
-        return embed(clients, function, progress=False)
-    stored = files.private_directory(folder) / _key(clients, function)
-    if not stored.exists():
-        embed(clients, function, progress=progress).save(stored)
-    return Population.load(stored)
 
 
 def _moments(corpus: Population, function: Embedder, clip_norm: float, progress: bool) -> Moments:
@@ -207,18 +203,16 @@ def _key(population: Population, function: Embedder, *settings: float) -> str:
 def named(candidates: Sequence[str]) -> dict[str, str]:
     """Returns sources by name, from SOURCE or NAME=SOURCE; the default is the source's own name."""
     sources: dict[str, str] = {}
-    for given in candidates:
-        match = _NAMED.fullmatch(given)
+    for candidate in candidates:
         # A name has no ":", "?" or "/", so docstrings:a and digits?alpha=1 are sources.
-        path = given.partition("?")[0]
+        match, path = _NAMED.fullmatch(candidate), candidate.partition("?")[0]
         # docstrings:numpy is numpy; /a/b/c.jsonl.gz?client=x is c.
         in_word = path.partition(":")[2] if not Path(path).suffix else ""
-        own = in_word or Path(path).name.split(".")[0] or given
-        name, source = match.groups() if match else (own, given)
+        own = in_word or Path(path).name.split(".")[0] or candidate
+        name, source = match.groups() if match else (own, candidate)
         if name in sources:
-            raise InputError(
-                f"two candidates have the name {name!r}: rename one, as in OTHER={source}"
-            )
+            rename = f"rename one, as in OTHER={source}"
+            raise InputError(f"two candidates have the name {name!r}: {rename}")
         sources[name] = source
     return sources
 

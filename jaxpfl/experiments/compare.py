@@ -1,7 +1,7 @@
 """`jaxpfl compare RUN RUN ...`: a page of the settings that differ, the scores and the curves.
 
-It is made from public files of the runs alone, which others may have written. The cost of a run
-with a certificate is computed again, and a run is refused whose files state less.
+It is made from the runs' public files. The cost of a run with a certificate is computed again, and
+a run is refused whose files state less.
 """
 
 import os

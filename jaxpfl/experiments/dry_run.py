@@ -1,12 +1,10 @@
 """`jaxpfl run CONFIG --dry-run`: what a config would do, found out without its clients.
 
-The config is read, its models and the programs of its rounds are built as shapes, noise is
-calibrated, and epsilon is stated for the number of clients that the config declares. No client is
-read, nothing is downloaded, charged or written.
+Its models and the programs of its rounds are built as shapes, noise is calibrated, and epsilon is
+stated for the number of clients that it declares. Nothing is downloaded, charged or written.
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.filesize import decimal
@@ -18,6 +16,7 @@ from jaxpfl.experiments.config.sections import PUBLIC_PART
 from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import Point, Sweep
+from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.tokenisers import public_words
 
 _FIRST = "dry run: no client was read, nothing was fetched, charged or written"
@@ -26,11 +25,43 @@ _FIRST = "dry run: no client was read, nothing was fetched, charged or written"
 def dry_run(config: Any) -> dict[str, Any]:
     """Checks a config of any system; returns its description as plain data, and as "text"."""
     description = system_of(config.system).describe(config)
+    data, evaluation = config.data, getattr(config, "evaluation", None)
+    named_sources = {
+        "data.source": data.source,
+        "data.public": data.public,
+        "data.vocabulary": data.vocabulary,
+        "evaluation.source": None if evaluation is None else evaluation.source,
+        **description.sources,
+    }
+    sources: dict[str, dict[str, str]] = {}
+    for key, source in named_sources.items():
+        if source is not None:
+            # A vocabulary may be a file that holds no clients.
+            why = public_words.why_missing if key == "data.vocabulary" else why_missing
+            missing = "" if source == PUBLIC_PART else why(source)
+            sources[key] = {"source": source, "missing": missing}
     record = {
         "system": config.system,
-        "clients": Clients.of(config.data)._asdict(),
-        "sources": dict(_sources(config, description.sources)),
-        **description.to_dict(),
+        "clients": Clients.of(data)._asdict(),
+        "sources": sources,
+        "models": {
+            name: {"about": model.about, "parameters": model.parameters, "bytes": model.size}
+            for name, model in description.models.items()
+        },
+        "rounds": {
+            name: {"server": round.state, "queries": list(map(asdict, round.queries))}
+            for name, round in description.rounds.items()
+        },
+        "privacy": {
+            name: {
+                "times": release.times,
+                "noise_multiplier": release.noise_multiplier,
+                **cost_of(release.guarantee),
+            }
+            for name, release in description.releases.items()
+        },
+        "together": {name: cost_of(cost) for name, cost in description.together.items()},
+        "notes": [*description.notes],
     }
     parts = [_FIRST], _source_lines(record), _model_lines(record), _privacy_lines(record)
     return {**record, "text": "\n\n".join("\n".join(lines) for lines in parts if lines)}
@@ -46,13 +77,13 @@ def dry_run_sweep(sweep: Sweep, *, selection: bool = False) -> dict[str, Any]:
         from jaxpfl.experiments.sweep.selection import Selection
 
         chosen = Selection(sweep, Clients.of(sweep.points[0].config.data).made_up())
-        sweep = dataclasses.replace(sweep, points=chosen.points)
+        sweep = replace(sweep, points=chosen.points)
         lines += [f"selection {what}: {value}" for what, value in chosen.facts()]
     records: dict[str, dict[str, Any]] = {}
     different: dict[str, Point] = {}
     for point in sweep.points:
-        run = dataclasses.replace(point.config.run, seed=0)
-        different.setdefault(to_yaml(dataclasses.replace(point.config, run=run)), point)
+        run = replace(point.config.run, seed=0)
+        different.setdefault(to_yaml(replace(point.config, run=run)), point)
     for point in different.values():
         with named(f"point {point.name}"):
             records[point.name] = dry_run(point.config)
@@ -69,21 +100,18 @@ def dry_run_sweep(sweep: Sweep, *, selection: bool = False) -> dict[str, Any]:
     return {"points": records, "text": "\n".join(lines)}
 
 
-def _sources(config: Any, others: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    data, evaluation = config.data, getattr(config, "evaluation", None)
-    named = {
-        "data.source": data.source,
-        "data.public": data.public,
-        "data.vocabulary": data.vocabulary,
-        "evaluation.source": None if evaluation is None else evaluation.source,
-        **others,
-    }
-    for key, source in named.items():
-        if source is not None:
-            # A vocabulary may be a file that holds no clients.
-            why = public_words.why_missing if key == "data.vocabulary" else why_missing
-            missing = "" if source == PUBLIC_PART else why(source)
-            yield key, {"source": source, "missing": missing}
+_costs: dict[str, dict[str, Any]] = {}
+
+
+def cost_of(guarantee: Guarantee) -> dict[str, Any]:
+    """Epsilon, delta and the statement of a guarantee, as plain data."""
+    # The points of a sweep share most of their costs, and each takes a second to compute.
+    name = repr(guarantee)
+    if name not in _costs:
+        epsilon = guarantee.epsilon() if guarantee.private else None
+        stated = {"delta": guarantee.delta, "statement": guarantee.statement()}
+        _costs[name] = {"epsilon": epsilon, **stated}
+    return _costs[name]
 
 
 def _source_lines(record: dict[str, Any]) -> list[str]:

@@ -5,8 +5,8 @@
     certificate.json          what was released and what it costs, with hashes of these files
     corpus/corpus.parquet     the synthetic texts, of a run that wrote some, with a card of theirs
 
-What is written are the parameters and texts of the run's verified artifacts; of a run from Python,
-the model that it has written, by its certificate. A crash leaves no folder of the wanted name.
+They are of the run's verified artifacts; of a run from Python, the model that it wrote, by its
+certificate. A crash leaves no folder of the wanted name.
 """
 
 import os
@@ -64,8 +64,7 @@ def export(
             raise InputError("the run wrote no synthetic texts: leave out --texts")
         card = _card(f"{directory.absolute().name}: {kind}", record["privacy"], made)
     written = _write(folder, made, card, directory / CERTIFICATE)
-    stamp = made.stamp
-    stated = {"privacy": record["privacy"], "stamp": stamp}
+    stated = {"privacy": record["privacy"], "stamp": made.stamp}
     return {"out": str(folder), "files": written, **stated}
 
 
@@ -74,8 +73,8 @@ def export_selected(
 ) -> list[str]:
     """Writes what the run of a private selection's best point made; returns the files' names.
 
-    Card and certificate are the selection's, whose cost is not that of the run alone. A run that
-    made nothing to export writes nothing, and a folder that is there is what was written.
+    Card and certificate are the selection's, whose cost is not that of the run alone. Of a run that
+    made nothing to export nothing is written. A folder that is there is left.
     """
     if not folder.exists():
         system = system_of(load_run(directory).system)
@@ -86,16 +85,17 @@ def export_selected(
         card = _card(f"{title}: {kind}", statement, made)
         card["terms"]["accountant"] = "rdp"
         return _write(folder, made, card, certificate)
-    return [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
+    return _files_in(folder)
 
 
 def made_by(
     directory: Path, texts: int | None = None, progress: bool = False
 ) -> tuple[Made, Mapping[str, Any], str]:
     """What a finished run made, its record, and its system or, from Python, its algorithm."""
-    if (directory / MODEL).is_dir() and not (directory / CONFIG).exists():
+    from_python = not (directory / CONFIG).exists()
+    if from_python and (directory / MODEL).is_dir():
         return _from_python(directory)
-    if (directory / "run.json").exists() and not (directory / CONFIG).exists():
+    if from_python and (directory / "run.json").exists():
         raise InputError(
             f"{directory}: holds no model: the rounds are not finished, its algorithm names no "
             "model (jaxpfl.algorithms.Algorithm), or its parameters are not finite"
@@ -164,8 +164,11 @@ def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     files.fsync_path(folder.parent)
-    written = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [path.relative_to(folder).as_posix() for path in written]
+    return _files_in(folder)
+
+
+def _files_in(folder: Path) -> list[str]:
+    return [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
 
 
 def _card(title: str, statement: str, made: Made) -> dict[str, Any]:

@@ -42,13 +42,17 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
             options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0}
             return ray.remote(function).options(scheduling_strategy=there, **options)
 
-        address = ray.get(on(0, _address).remote())
-        joined = [["--distributed", f"{address},{index}/{hosts}"] for index in range(hosts)]
-        started = [
-            on(index, _done).remote([*_JAXPFL, *arguments, *options], os.getcwd())
-            for index, options in enumerate(joined)
-        ]
-        ended = []
+        def free_address() -> str:
+            with socket.socket() as free:
+                free.bind(("", 0))
+                return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+
+        address = ray.get(on(0, free_address).remote())
+        started, ended = [], []
+        for index in range(hosts):
+            joined = "--distributed", f"{address},{index}/{hosts}"
+            task = on(index, _done).remote([*_JAXPFL, *arguments, *joined], os.getcwd())
+            started.append(task)
         for process in started:
             try:
                 ended.append(ray.get(process))
@@ -91,11 +95,3 @@ def _done(command: Sequence[str], folder: str | None = None) -> tuple[int, str]:
             process.send_signal(number := getattr(error, "number", signal.SIGINT))
             return 128 + number, process.communicate()[0]
     return abs(process.returncode), printed
-
-
-def _address() -> str:
-    import ray  # pyright: ignore[reportMissingImports]
-
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"

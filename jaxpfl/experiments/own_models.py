@@ -1,9 +1,7 @@
 """What clients' own models predict for rows of these clients. PRIVATE: for `private/` alone.
 
-    Ditto, APFL    the shared model, after the client has trained it on its own examples
-    IFCA           the one of the released models that fits the client's own examples best
-
-No file has such a model: it is made anew, of examples that the client has (`jaxpfl.Personal`).
+Of Ditto and APFL it is the shared model, after the client has trained it on its own examples; of
+IFCA, the released one that fits these best. No file has it: it is made anew (`jaxpfl.Personal`).
 """
 
 from pathlib import Path
@@ -32,7 +30,7 @@ from jaxpfl.trained import Trained, load
 def predict(run: str | Path, table: str, own: str) -> tuple[pa.Table, int]:
     """Predictions for a table's rows, and how many of its clients have no rows in `own`.
 
-    Those are predicted for by the shared model, or by IFCA's first.
+    The shared model, or IFCA's first, predicts for those.
 
     Args:
       run: the directory of a finished run: of a config's Ditto or APFL, or of `algorithms.ifca`.

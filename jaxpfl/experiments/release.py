@@ -61,9 +61,7 @@ def release(
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     if plan.rounds != 1:
-        raise InputError(
-            f"jaxpfl.release makes one release: its plan needs rounds = 1, found {plan.rounds}"
-        )
+        raise InputError(f"the plan of one release must have rounds = 1, found {plan.rounds}")
     usual = CohortSpec(32, 256, clients_per_bucket=32 * Execution().replicas)
     query = Query(label, client_fn, plan, cohort or usual)
     checks.instance("ledger", ledger, (str, Path), "the path of a file")

@@ -16,10 +16,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.evaluate import Evaluator
-from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.run_directory import Run
-from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, stamp_of
+from jaxpfl.experiments.engine.setting import OnRound, Result, Setting, Tracking, stamp_of
 from jaxpfl.experiments.records.cautions import OURS, of_table
 from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_attempt
 from jaxpfl.experiments.report.run_page import page_of_run
@@ -101,9 +100,8 @@ def run(
     if "tokens" in read and "tokens" not in clients.columns and "text" in clients.columns:
         # Only the user can say which vocabulary is public.
         raise InputError(
-            "the clients hold text and the model reads tokens: encode them with a vocabulary of "
-            "PUBLIC text, clients = jaxpfl.text.Vocabulary.from_public(SOURCE, "
-            "size).encode(clients)"
+            "the clients hold text and the model reads tokens: encode them by a vocabulary of "
+            "PUBLIC text, jaxpfl.text.Vocabulary.from_public(SOURCE, size).encode(clients)"
         )
     every_column = any(query.columns is None for query in algorithm.queries)
     numbers = clients.numeric().items()
@@ -120,16 +118,9 @@ def run(
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
         with processes.led(files.exclusive(directory := out)):
-            run_of_rounds = Run(
-                directory,
-                algorithm,
-                clients,
-                Setting({"every": every}, int(seed), reproducible),
-                ledger=ledger,
-                budget=budget,
-                resume=resume,
-            )
-            loop = Loop(run_of_rounds, tracking)
+            setting = Setting({"every": every}, int(seed), reproducible)
+            what = directory, algorithm, clients, setting
+            loop = Loop(Run(*what, ledger=ledger, budget=budget, resume=resume), tracking)
 
             def begin() -> None:
                 if evaluation is not None and evaluation.vocabulary is not None:
@@ -139,14 +130,8 @@ def run(
             def end() -> tuple[Sequence[Any], Sequence[str]]:
                 table = _with_baselines(algorithm, evaluation, result) if evaluation else result
                 plans = [query.plan for query in algorithm.queries]
-                certify(
-                    directory,
-                    algorithm.name,
-                    plans,
-                    statement=result.privacy,
-                    stamp=stamp_of(plans, reproducible=reproducible),
-                    ledgers=[ledger],
-                )
+                stamp, what = stamp_of(plans, reproducible=reproducible), (algorithm.name, plans)
+                certify(directory, *what, statement=result.privacy, stamp=stamp, ledgers=[ledger])
                 _save_model(directory, algorithm, evaluation, result)
                 return table.table, table.cautions
 
@@ -160,20 +145,24 @@ def run(
 def _save_model(
     directory: Path, algorithm: Algorithm, evaluation: Evaluator | None, result: Result
 ) -> None:
-    """Writes the model of a finished run for `jaxpfl export`, with a certificate of its files.
+    """Writes the model of a finished run, if it is finite, for `jaxpfl export`, with a certificate.
 
-    A config says how to build a model again; of a run from Python only this remains. Parameters
-    that are not finite are not written.
+    A config says how to build a model again; of a run from Python only this remains.
     """
     if algorithm.model is None:
         return
-    # Loaded here, because no round needs it.
+    # Loaded here, because no round needs them.
+    from jaxpfl.algorithms.ifca import Clusters
     from jaxpfl.trained import Trained
 
     words = None if evaluation is None else evaluation.vocabulary
     try:
-        for folder, model, params in _models(algorithm.model, result.params):
-            Trained(model, params, words).save(directory / MODEL / folder)
+        if isinstance(model := algorithm.model, Clusters):
+            for k in range(model.clusters):
+                own = jax.tree.map(lambda leaf, k=k: leaf[k], result.params)
+                Trained(model.model, own, words).save(directory / MODEL / f"cluster_{k + 1}")
+        else:
+            Trained(model, result.params, words).save(directory / MODEL)
         with_weights(directory / CERTIFICATE, directory / MODEL)
     except Exception as error:  # of a model of one's own; the run is finished, and was charged
         shutil.rmtree(directory / MODEL, ignore_errors=True)
@@ -182,21 +171,10 @@ def _save_model(
             warnings.warn(f"the model cannot be exported later ({what})", stacklevel=2)
 
 
-def _models(model: Any, params: Any) -> list[tuple[str, Any, Any]]:
-    """The models of a run, each with its folder and its parameters: one, or IFCA's."""
-    from jaxpfl.algorithms.ifca import Clusters
-
-    if not isinstance(model, Clusters):
-        return [("", model, params)]
-    clusters = [jax.tree.map(lambda leaf, k=k: leaf[k], params) for k in range(model.clusters)]
-    return [(f"cluster_{k}", model.model, own) for k, own in enumerate(clusters, 1)]
-
-
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:
     """The result with a table of the model before its rounds and of word frequencies alone.
 
-    Both are scored on the examples that the run is evaluated on, and neither reads the clients. The
-    words are counted by the evaluator's vocabulary, if it knows of how many sentences.
+    Both are scored on the examples that the run is evaluated on, and neither reads the clients.
     """
     records = read_lines(result.out / "metrics.jsonl")
     scored = [record for record in records if record.get("evaluation")]

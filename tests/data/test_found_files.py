@@ -11,7 +11,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.init import init
+from jaxpfl.experiments.own_table import init
 from tests.refusals import refusal
 
 ROWS = [("u1", 'grüße; "you", x\ty'), ("u2", "two\nlines"), ("u1", "z")]

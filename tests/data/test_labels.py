@@ -12,7 +12,7 @@ import yaml
 import jaxpfl as jp
 from jaxpfl.cli import main
 from jaxpfl.data.open import streamed
-from jaxpfl.experiments.init import init
+from jaxpfl.experiments.own_table import init
 from tests.refusals import refusal
 
 WORDS = ["spam", "ham", "ham"]

@@ -8,7 +8,7 @@ import pytest
 
 from jaxpfl import cli
 from jaxpfl.data import open as open_population
-from jaxpfl.experiments.audit_texts import audit_texts
+from jaxpfl.experiments.audit import audit_texts
 from tests.refusals import refusal
 
 SOURCES = ("training", "held_out", "others")

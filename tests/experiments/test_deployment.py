@@ -80,6 +80,13 @@ def test_it_has_the_registrys_fields_and_the_certificates_values(run, capsys):
         )
         basic = deployment.entry(run)["deployment"]["basic"]
         assert basic["data_product_type"] == product
+    # Where everyone takes part, their number is private.
+    query = ledger["queries"][0]
+    plan = {**query["plan"], "population": None, "clients_per_round": None}
+    made["ledgers"][0]["queries"] = [{**query, "plan": plan}]
+    files.write_json(run / "certificate.json", certificate.sealed(made))
+    implementation = deployment.entry(run)["deployment"]["implementation"]
+    assert "all take part" in implementation["mechanisms"]
     # What was not charged is not claimed.
     assert "nothing of it is in the epsilon" in str(list(deployment.left(entry)))
     assert f"{len(list(deployment.left(entry)))} fields begin with" in printed.err

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.shapes import distilgpt2, llama3_8b
 from jaxpfl import cli
 from jaxpfl.data.open import why_missing
+from jaxpfl.experiments import dry_run as module
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.dry_run import dry_run, dry_run_sweep
 from jaxpfl.experiments.engine import description as engine
@@ -189,7 +190,7 @@ def unaccounted(monkeypatch):
     monkeypatch.setattr(guarantee, "stated", lambda *releases: 1.0)
     monkeypatch.setattr(confirmation, "poisson_epsilon", lambda *releases: 1.0)
     engine.cached_plan.cache_clear()
-    monkeypatch.setattr(engine, "_costs", {})
+    monkeypatch.setattr(module, "_costs", {})
     yield
     engine.cached_plan.cache_clear()
 
@@ -238,9 +239,9 @@ def test_every_config_passes_a_dry_run(path, tmp_path, monkeypatch, published, u
 @pytest.mark.parametrize("path", EVERY)
 def test_every_epsilon_that_a_config_states_is_of_two_accountants(path, monkeypatch, published):
     """Those of several kinds of releases together, too, each to the steps of PLD's grid."""
-    monkeypatch.setattr(engine, "_costs", {})
-    real, costs = engine.cost_of, []
-    monkeypatch.setattr(engine, "cost_of", lambda cost: (costs.append(cost), real(cost))[1])
+    monkeypatch.setattr(module, "_costs", {})
+    real, costs = module.cost_of, []
+    monkeypatch.setattr(module, "cost_of", lambda cost: (costs.append(cost), real(cost))[1])
     dry_runs(path)
     for cost in costs:
         if cost.private:

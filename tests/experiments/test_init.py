@@ -9,7 +9,7 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.data import open as open_population
-from jaxpfl.experiments.init import init
+from jaxpfl.experiments.own_table import init
 from jaxpfl.experiments.registry import load
 from tests.refusals import refusal
 

@@ -10,8 +10,8 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl import cli
-from jaxpfl.experiments.engine.on_round import Round
 from jaxpfl.experiments.engine.run_directory import Run
+from jaxpfl.experiments.engine.setting import Round
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.report.run_page import RunFiles, run_page

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
-from jaxpfl.experiments.synthesize import config_of as synthesis
+from jaxpfl.experiments.own_table import config_of as synthesis
 from jaxpfl.privacy.chain import Chain
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.systems.chosen_corpus.test_writer import OWN

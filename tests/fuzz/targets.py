@@ -12,7 +12,7 @@ from jaxpfl.data.folders import check_folder
 from jaxpfl.data.readers.plain_text import read_counts
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
-from jaxpfl.experiments.engine.final_state import planned
+from jaxpfl.experiments.engine.rounds import planned
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report.run_page import RunFiles

@@ -65,7 +65,7 @@ CLEAN = {
     "experiments/sweep/selection.py": "ledger.charge(event)\nsaved_secret(path)\n",
     "cli/__init__.py": "def main():\n    from jaxpfl.experiments import carry_out\n",
     "cli/common.py": "memory.give_back_after_compiling()\n",
-    "cli/fred.py": "memory.give_back_after_compiling()\n",
+    "cli/begin.py": "memory.give_back_after_compiling()\n",
 }
 
 

@@ -75,10 +75,9 @@ class PublishedModelConfig(PublishedWeights):
 class PublishedGeneratorConfig(PublishedModelConfig):
     """A published language model that writes texts.
 
-    Attributes:
-      chat: whether a prompt is given as a user's message, by the chat template of the folder, to
-        a model that was trained to answer; None if the folder has a template. Say false for a
-        base model whose folder has one all the same.
+    `chat`: whether a prompt is given as a user's message, by the chat template of the folder, to a
+    model that was trained to answer; None if the folder has a template. Say false for a base model
+    whose folder has one all the same.
     """
 
     chat: bool | None = None

@@ -106,9 +106,12 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
             )
         name, has_value, text = argument[2:].partition("=")
         key = name.replace("-", "_")
-        if key not in valid and (named := _named_by_user(name, valid)) is not None:
-            key, kind_of_value = named
-            valid[key] = kind_of_value
+        # Of an option such as fred.candidates.NAME, the user chooses the last part.
+        section, own = key.rpartition(".")[0], name.rpartition(".")[2]
+        for kind_of_section in _members(valid.get(section)):
+            if typing.get_origin(kind_of_section) is dict:
+                key = f"{section}.{own}"
+                valid[key] = typing.get_args(kind_of_section)[1]
         if key not in valid:
             raise InputError(
                 f"{_COMMAND_LINE}: there is no option --{key}{_nearest(key, [*valid, 'dry-run'])}"
@@ -123,16 +126,6 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
         else:
             values[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
     return values
-
-
-def _named_by_user(name: str, valid: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Key and type of an option such as fred.candidates.NAME, whose last part the user chooses."""
-    parent, _, own = name.rpartition(".")
-    section = parent.replace("-", "_")
-    for kind in _members(valid.get(section)):
-        if typing.get_origin(kind) is dict:
-            return f"{section}.{own}", typing.get_args(kind)[1]
-    return None
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -238,7 +231,7 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
     if kind is Any or (value is None and len(members) < len(_members(kind))):
         return value
     kind = members[0] if len(members) == 1 else _choose(members, value, key)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _convert_dataclass(kind, value, key)
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
@@ -254,25 +247,17 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
         kinds = parts[:1] * len(values) if any_length else parts
         return tuple(_convert(kind, part, key) for kind, part in zip(kinds, values, strict=True))
     if origin is dict:
-        return _convert_names(parts[1], value, key)
-    return _convert_scalar(kind, value, key)
-
-
-def _convert_names(kind: Any, value: Any, key: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not value:
-        raise _must_be("a mapping of names", key, value)
-    for name in value:
-        # YAML reads `on`, `3` and `null` as other things than text.
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _Fault(
-                key,
-                f"{key} has the name {name!r}, expected up to 60 letters, digits, spaces or "
-                '. _ % + -, in quotes where YAML reads something else ("70%")',
-            )
-    return {name: _convert(kind, part, f"{key}.{name}") for name, part in value.items()}
-
-
-def _convert_scalar(kind: Any, value: Any, key: str) -> Any:
+        if not isinstance(value, Mapping) or not value:
+            raise _must_be("a mapping of names", key, value)
+        for name in value:
+            # YAML reads `on`, `3` and `null` as other things than text.
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise _Fault(
+                    key,
+                    f"{key} has the name {name!r}, expected up to 60 letters, digits, spaces or "
+                    '. _ % + -, in quotes where YAML reads something else ("70%")',
+                )
+        return {name: _convert(parts[1], part, f"{key}.{name}") for name, part in value.items()}
     if kind is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value):
             value = float(value)
@@ -327,9 +312,8 @@ def _convert_dataclass(kind: type, value: Any, key: str) -> Any:
         if name not in settings:
             wrong, valid = f"{prefix}{name}", [f"{prefix}{name}" for name in settings]
             raise _Fault(wrong, f"there is no key {wrong!r}{_nearest(wrong, valid)}")
-    lacking = _required(kind) - set(value)
-    missing = [f"{prefix}{name}" for name in settings if name in lacking]
-    if missing:
+    required = _required(kind)
+    if missing := [f"{prefix}{n}" for n in settings if n in required and n not in value]:
         verb = "is" if len(missing) == 1 else "are"
         raise _Fault(key, f"{' and '.join(missing)} {verb} required, found nothing")
     arguments = {

@@ -1,7 +1,6 @@
 """The sections that configs of several systems share, as frozen dataclasses (see `reader`).
 
-Every field is PUBLIC: it is written to the run directory and shown in the report. Client data, keys
-and anything computed from them are never fields.
+Every field is PUBLIC: it is written to the run directory and shown in the report.
 """
 
 import re
@@ -34,8 +33,7 @@ class SplitConfig(Checked):
     """Fractions of the CLIENTS, not of the examples, that train, validate and test.
 
     The clients of the fraction `public` are declared public. They serve as a public corpus, with
-    the source name "split:public", and for nothing else. If the fractions sum to less than 1, the
-    remaining clients, which are drawn at random, are not used.
+    the source name "split:public", and for nothing else. Clients of no fraction are not used.
     """
 
     train: Positive = 0.8
@@ -65,8 +63,7 @@ class DataConfig(Checked):
       vocabulary: a PUBLIC list of words in place of those of `public`, see
         `text.tokenisers.public_words`: a folder with tokens, a vocabulary file, or TensorFlow
         Federated's word counts. Required where `source` holds tokens.
-      remove: a regular expression. Its matches are deleted from each text of `source`, for
-        example the masks that an anonymiser left.
+      remove: a regular expression, whose matches are deleted from each text of `source`.
     """
 
     source: str
@@ -283,15 +280,11 @@ class TrainingConfig(Checked):
 
     def check_fields(self) -> None:
         name = self.algorithm.name
+        needs = f"training.algorithm {name} needs training"
         if name == "scaffold" and self.client.name != "sgd":
-            raise InputError(
-                f"training.algorithm scaffold needs training.client.name sgd, found "
-                f"{self.client.name}"
-            )
+            raise InputError(f"{needs}.client.name sgd, found {self.client.name}")
         if isinstance(self.algorithm, ConstantRateConfig) and self.schedule != "constant":
-            raise InputError(
-                f"training.algorithm {name} needs training.schedule constant, found {self.schedule}"
-            )
+            raise InputError(f"{needs}.schedule constant, found {self.schedule}")
 
 
 @dataclass(frozen=True)
@@ -317,9 +310,8 @@ class EvaluationConfig(Checked):
 
     def check_fields(self) -> None:
         if self.source is not None and not self.declared_public:
-            raise InputError(
-                "evaluation.source must be public: state so by evaluation.declared_public: true"
-            )
+            so = "state so by evaluation.declared_public: true"
+            raise InputError(f"evaluation.source must be public: {so}")
         if self.every and not self.declared_public:
             raise InputError(
                 "evaluation.every is set, and validation clients are as private as the others: set "
@@ -389,10 +381,9 @@ class PrefinetuneConfig(Checked):
                 "must leave at least one example to hold out and one to train on"
             )
         low, high = self.learning_rates
-        if not low <= high:
-            raise InputError(
-                f"prefinetune.learning_rates must be [low, high], found [{low:g}, {high:g}]"
-            )
+        if low > high:
+            rates = f"[low, high], found [{low:g}, {high:g}]"
+            raise InputError(f"prefinetune.learning_rates must be {rates}")
 
 
 @dataclass(frozen=True)
@@ -417,9 +408,8 @@ def check_study(name: str, privacy: PrivacyConfig, scaled_up: ScaledUpConfig | N
             "noise_multiplier, and budget_epsilon as the limit of all of them"
         )
     for setting, needed in (("sampling", "poisson"), ("trust", "central")):
-        found = getattr(privacy, setting)
-        if found != needed:
-            raise InputError(f"{name}.{setting} must be {needed} in a study, found {found!r}")
+        if (value := getattr(privacy, setting)) != needed:
+            raise InputError(f"{name}.{setting} must be {needed} in a study, found {value!r}")
     if scaled_up is not None and not privacy.private:
         raise InputError(f"scaled_up must be absent where {name}.private is false")
 

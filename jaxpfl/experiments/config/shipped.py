@@ -33,11 +33,8 @@ def names() -> list[str]:
 def find(given: str | Path) -> Path:
     """The file of a config: of a path the file itself, of a name the one that comes with jaxpfl.
 
-    What ends in `.yaml`, or is a file, is a path; everything else is a name.
-
-    Raises:
-      InputError: there is neither such a file nor such a name, or both: the name of a config that
-        comes with jaxpfl, and a file of that name with the suffix.
+    What ends in `.yaml`, or is a file, is a path; everything else is a name. `InputError`: there is
+    neither such a file nor such a name; or both, the name and a file of that name with the suffix.
     """
     path, own = files.user_path(given), names()
     if path.is_file():
@@ -49,13 +46,13 @@ def find(given: str | Path) -> Path:
             other = f"jaxpfl's own config is named {name}, without folder and suffix"
         raise InputError(f"{given}: {files.missing(path)}; {other}")
     here = path.with_name(f"{path.name}{_SUFFIX}") if path.name else path
-    if here.is_file() and path.as_posix() in own:
+    if here.is_file():
+        if path.as_posix() not in own:
+            raise InputError(f"{given}: {files.missing(path)}; name {here} with its suffix")
         raise InputError(
             f"{given} is a config that comes with jaxpfl, and {here} is a file here: name the "
             f"file with its suffix, or give jaxpfl's own from another folder"
         )
-    if here.is_file():
-        raise InputError(f"{given}: {files.missing(path)}; name {here} with its suffix")
     if path.as_posix() in own:
         return folder() / f"{path.as_posix()}{_SUFFIX}"
     close = difflib.get_close_matches(path.as_posix(), own, n=1, cutoff=0.5)
@@ -83,19 +80,12 @@ def form_without_data_named(path: Path) -> Iterator[None]:
 
 
 class About(NamedTuple):
-    """What a config says of itself.
+    """What a config says of itself."""
 
-    Attributes:
-      sentence: the first of the comment at its head.
-      command: "run" or "sweep".
-      needs: the environment variables that its sources of data are named by.
-      without_data: a command for data that comes with jaxpfl; "" if none is given.
-    """
-
-    sentence: str
-    command: str
-    needs: tuple[str, ...]
-    without_data: str
+    sentence: str  # the first of the comment at its head
+    command: str  # "run" or "sweep"
+    needs: tuple[str, ...]  # the environment variables that its sources of data are named by
+    without_data: str  # a command for data that comes with jaxpfl; "" if none is given
 
 
 def about(name: str) -> About:
@@ -118,7 +108,6 @@ def _without_data(text: str) -> str:
 
 
 def _settings(name: str) -> str:
-    text = (folder() / f"{name}{_SUFFIX}").read_text("utf-8")
-    own = re.sub(r"(^|\s)#.*", "", text)
+    own = re.sub(r"(^|\s)#.*", "", (folder() / f"{name}{_SUFFIX}").read_text("utf-8"))
     base = re.search(r"^base: (\S+)\.yaml", own, re.M)
     return _settings((Path(name).parent / base[1]).as_posix()) + own if base else own

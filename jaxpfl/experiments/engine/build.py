@@ -114,25 +114,19 @@ def build_plan(
     `privacy.epsilon` covers the run's `prior_releases` on them, too; the section is for the larger
     population that is `simulated`, if one is.
     """
-    sampled = participation.of(
-        privacy.sampling,
-        population,
-        training.clients_per_round,
-        separation=privacy.separation,
-        at_most=privacy.at_most,
-    )
-    if simulated is not None:
-        if not privacy.private:
-            raise InputError("simulated must be absent where privacy.private is false")
-        larger = dataclasses.replace(training, clients_per_round=simulated.clients_per_round)
-        planned = dataclasses.replace(privacy, delta=simulated.delta)
-        assert privacy.delta is not None
-        plan = build_plan(planned, larger, simulated.population, prior_releases)
-        return plan.simulated_by(sampled, privacy.delta)
+    cohort = privacy.sampling, population, training.clients_per_round
+    sampled = participation.of(*cohort, separation=privacy.separation, at_most=privacy.at_most)
     clip = Clip(privacy.clip_norm)
     if not privacy.private:
+        if simulated is not None:
+            raise InputError("simulated must be absent where privacy.private is false")
         return Plan.without_privacy(rounds=training.rounds, clip=clip, participation=sampled)
     assert privacy.delta is not None
+    if simulated is not None:
+        larger = dataclasses.replace(training, clients_per_round=simulated.clients_per_round)
+        planned = dataclasses.replace(privacy, delta=simulated.delta)
+        plan = build_plan(planned, larger, simulated.population, prior_releases)
+        return plan.simulated_by(sampled, privacy.delta)
     if privacy.adaptive:
         clip = dataclasses.replace(clip, adaptive=AdaptiveClip(privacy.target_quantile))
     shared: dict[str, Any] = {
@@ -142,14 +136,12 @@ def build_plan(
         "delta": privacy.delta,
         "accountant": privacy.accountant,
     }
-    if privacy.noise_multiplier is not None:
-        noise = Noise(privacy.noise_multiplier, privacy.noise, privacy.blt, privacy.trust)
+    z, epsilon = privacy.noise_multiplier, privacy.epsilon
+    noise = Noise(1.0 if z is None else z, privacy.noise, privacy.blt, privacy.trust)
+    if z is not None:
         return Plan(noise=noise, **shared)
-    assert privacy.epsilon is not None
-    noise = Noise(1.0, privacy.noise, privacy.blt, privacy.trust)
-    return Plan.calibrated(
-        epsilon=privacy.epsilon, noise=noise, prior_releases=prior_releases, **shared
-    )
+    assert epsilon is not None
+    return Plan.calibrated(epsilon=epsilon, noise=noise, prior_releases=prior_releases, **shared)
 
 
 def with_strategy(config: Any) -> Any:
@@ -209,8 +201,7 @@ def build_algorithm(
         case _:
             transform = per_step if section.name == "fed_nova" else None
             client = LocalTraining(model, optimiser, transform=transform, **local)
-    algorithm = fed_avg(model, client=client, frozen=frozen, **shared)
-    return algorithm._replace(name=section.name)
+    return fed_avg(model, client=client, frozen=frozen, **shared)._replace(name=section.name)
 
 
 def build_cohort(training: sections.TrainingConfig) -> CohortSpec:

@@ -1,9 +1,10 @@
-"""What differs between clients declared public: their scores, and models of their own."""
+"""What differs between clients declared public: scores, also by group, and models of their own."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,12 @@ from jaxpfl.federated.clients.client import Examples, Static, computed, first_st
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.personal import BestFitting, Personalising
 from jaxpfl.models.base import Params
+
+SIMULATION = (
+    "SIMULATION: the run without noise read the same clients without privacy; a deployment has "
+    "no such run."
+)
+MODELS = UNTRAINED, NOISELESS, PRIVATE = "untrained", "without noise", "with noise"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,22 +45,66 @@ class ClientScores:
         al. 2020, "Fair Resource Allocation in Federated Learning", section 4); and "gini", the mean
         difference of two clients over twice the mean, 0 where all are alike.
         """
-        metrics = {name: values for name, values in self.scores.items() if name != "count"}
-        return {name: _distribution(np.sort(values), name) for name, values in metrics.items()}
+        number = len(self.clients)
+        tenth, shares, distributions = math.ceil(number / 10), (10, 25, 50, 75, 90), {}
+        # A client counts by how many it is above, minus how many it is below: each pair once.
+        above = 2 * np.arange(number) + 1 - number
+        for metric in [name for name in self.scores if name != "count"]:
+            rising = np.sort(self.scores[metric])
+            worst, mean = rising[:tenth] if metric == "accuracy" else rising[-tenth:], rising.mean()
+            distributions[metric] = {
+                "mean": float(mean),
+                **{f"p{share}": float(np.percentile(rising, share)) for share in shares},
+                "worst tenth": float(np.mean(worst)),
+                "gini": float(above @ rising / (number**2 * mean)) if mean else 0.0,
+            }
+        return distributions
 
 
-def _distribution(rising: np.ndarray, metric: str) -> dict[str, float]:
-    number, mean = len(rising), np.mean(rising)
-    tenth = math.ceil(number / 10)
-    worst = rising[:tenth] if metric == "accuracy" else rising[-tenth:]
-    # A client counts by how many it is above, minus how many it is below: each pair counts once.
-    differences = (2 * np.arange(number) + 1 - number) @ rising
-    return {
-        "mean": float(mean),
-        **{f"p{share}": float(np.percentile(rising, share)) for share in (10, 25, 50, 75, 90)},
-        "worst tenth": float(np.mean(worst)),
-        "gini": float(differences / (number**2 * mean)) if mean else 0.0,
-    }
+@dataclasses.dataclass(frozen=True)
+class GroupScores:
+    """What three models score on groups of clients: whom the noise harms.
+
+    Noise and clipping can cost small groups more than others (Bagdasaryan, Poursaeed, Shmatikov
+    2019, "Differential privacy has disparate impact on model accuracy"). How much is due to the
+    noise alone shows only beside a run without it on the same clients, which is not private: a
+    SIMULATION.
+
+    Attributes:
+      column: the public column whose value is a client's group.
+      clients: the number of scored clients of each group.
+      means: {model: {group: {metric: mean over the group's clients, who all count alike}}}, with
+        the models "untrained", "without noise" and "with noise".
+    """
+
+    column: str
+    clients: Mapping[str, int]
+    means: Mapping[str, Mapping[str, Mapping[str, float]]]
+
+    def rows(self, metric: str) -> list[dict[str, Any]]:
+        """A row for each group: its clients, a score for each model, and the cost of noise."""
+        return [
+            {
+                self.column: group,
+                "clients": number,
+                **{model: groups[group][metric] for model, groups in self.means.items()},
+                "cost of noise": self.means[PRIVATE][group][metric]
+                - self.means[NOISELESS][group][metric],
+            }
+            for group, number in self.clients.items()
+        ]
+
+    def __str__(self) -> str:
+        lines = [SIMULATION]
+        for metric in next(iter(self.means[PRIVATE].values())):
+            lines.append(f"{metric}, mean over clients by {self.column}:")
+            for row in self.rows(metric):
+                group, *values = row.values()
+                shown = [f"{value:.4g}" for value in values[1:]]
+                names = [*self.means, "cost of noise"]
+                scores = ", ".join(f"{n} {v}" for n, v in zip(names, shown, strict=True))
+                lines.append(f"  {group} ({values[0]} clients): {scores}")
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)

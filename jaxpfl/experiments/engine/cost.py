@@ -22,9 +22,8 @@ ALONE = "if nothing else is released from these clients"
 class Cost:
     """The cost of one run, whose ledger may hold releases of other runs, too.
 
-    Attributes:
-      algorithm: makes the releases; its first query's plan gives the delta of all statements.
-      prior: names of runs that this one depends on; their releases are part of its cost.
+    The first query's plan gives the delta of all statements. `prior` names runs that this one
+    depends on; their releases are part of its cost.
     """
 
     ledger: Ledger
@@ -81,9 +80,9 @@ def with_larger(plans: Sequence[Plan], statement: str) -> str:
     if not larger:
         return statement
     events = [plan.event() for plan in larger]
-    found = Guarantee.of_events(events, larger[0].delta, accountant=larger[0].accountant)
-    rounds = f"after {larger[0].rounds} rounds"
-    return simulated.both_statements(f"{found.statement()}, {rounds}", statement)
+    guarantee = Guarantee.of_events(events, larger[0].delta, accountant=larger[0].accountant)
+    stated = f"{guarantee.statement()}, after {larger[0].rounds} rounds"
+    return simulated.both_statements(stated, statement)
 
 
 def both_statements(
@@ -106,8 +105,7 @@ def both_statements(
     statement = guarantee.statement()
     if not guarantee.private:
         return statement
-    again = sum(charge.label.endswith(" released again") for charge in own)
-    if again:
+    if again := sum(charge.label.endswith(" released again") for charge in own):
         statement += f"; {again} of its releases were made again and came out otherwise"
     if len(own) == len(ledger.charges):
         return f"{statement}, {ALONE}"

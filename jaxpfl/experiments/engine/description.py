@@ -1,13 +1,12 @@
 """What a config describes, without its clients: models, rounds, releases.
 
-A study makes its `Description` (`systems.base.Study`), `experiments.dry_run` prints it, and
-`experiments.audit` plays its releases. Nothing is read but the small files of published models that
-are available, nothing is downloaded, charged or written.
+A study makes its `Description`, `experiments.dry_run` prints it, and `experiments.audit` plays its
+releases. Nothing is read but the small files of published models; nothing is charged or written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self, cast
 
@@ -62,13 +61,10 @@ class Sized:
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """What clients release, and its cost.
+    """What clients release, and its cost: `plans`, one for each query, cost the guarantee together.
 
-    Attributes:
-      times: how often, in words.
-      plans: one for each query of a round; all rounds together cost the guarantee.
-      questions: how an audit asks the client functions themselves; None = canaries train a model of
-        their own.
+    `times` says how often, in words. `questions` is how an audit asks the client functions
+    themselves; with None, canaries train a model of their own.
     """
 
     guarantee: Guarantee
@@ -110,43 +106,6 @@ class Description:
     sources: Mapping[str, str] = field(default_factory=dict)
     together: Mapping[str, Guarantee] = field(default_factory=dict)
     notes: Sequence[str] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Models, rounds and costs as plain data."""
-        return {
-            "models": {
-                name: {"about": model.about, "parameters": model.parameters, "bytes": model.size}
-                for name, model in self.models.items()
-            },
-            "rounds": {
-                name: {"server": round.state, "queries": [asdict(query) for query in round.queries]}
-                for name, round in self.rounds.items()
-            },
-            "privacy": {
-                name: {
-                    "times": release.times,
-                    "noise_multiplier": release.noise_multiplier,
-                    **cost_of(release.guarantee),
-                }
-                for name, release in self.releases.items()
-            },
-            "together": {name: cost_of(guarantee) for name, guarantee in self.together.items()},
-            "notes": [*self.notes],
-        }
-
-
-_costs: dict[str, dict[str, Any]] = {}
-
-
-def cost_of(guarantee: Guarantee) -> dict[str, Any]:
-    """Epsilon, delta and the statement of a guarantee, as plain data."""
-    # The points of a sweep share most of their costs, and each takes a second to compute.
-    name = repr(guarantee)
-    if name not in _costs:
-        epsilon = guarantee.epsilon() if guarantee.private else None
-        stated = {"delta": guarantee.delta, "statement": guarantee.statement()}
-        _costs[name] = {"epsilon": epsilon, **stated}
-    return _costs[name]
 
 
 class Clients(NamedTuple):

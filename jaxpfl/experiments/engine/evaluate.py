@@ -16,12 +16,11 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import batches
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.by_client import ClientScores
+from jaxpfl.experiments.engine.by_client import MODELS, ClientScores, GroupScores
 from jaxpfl.federated.clients.client import Static
 from jaxpfl.models.base import Checking, Model, require_model, summarise
 
 if TYPE_CHECKING:
-    from jaxpfl.experiments.engine.by_group import GroupScores
     from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 class DeclaredPublic:
     """The user's statement, in the code or the config, that these clients' data is public.
 
-    `name` is shown beside all results on them, such as "test clients of x.jsonl"; by default it is
-    the population's own.
+    `name`, by default the population's own, is shown beside all results on them.
     """
 
     population: Population = field(repr=False)
@@ -99,10 +97,8 @@ class Evaluator:
         self._batch_size = checks.positive_int("batch_size", batch_size)
         self.population = public.population
         if not self.population.num_examples:
-            raise InputError(
-                "the evaluation data has no examples, expected at least one: give a larger "
-                "fraction of the clients to it"
-            )
+            more = "give a larger fraction of the clients to it"
+            raise InputError(f"the evaluation data must have examples, found none: {more}")
         check_examples(model, self.population, self.name)
 
     def on(self, population: Population) -> "Evaluator":
@@ -163,21 +159,47 @@ class Evaluator:
         by_metric = {name: np.array([score[name] for score in scores]) for name in scores[0]}
         return ClientScores(clients, by_metric)
 
-    def by_group(
-        self, column: str, params: Any, *, untrained: Any, noiseless: Any
-    ) -> "GroupScores":
+    def by_group(self, column: str, params: Any, *, untrained: Any, noiseless: Any) -> GroupScores:
         """Scores by groups of clients, which a public column names: whom the noise harms.
 
         Args:
           column: of these declared-public clients, with one value for all examples of each.
           params: of the private run; `untrained`, where it began; `noiseless`, of the same run
             without privacy, which a SIMULATION alone can have.
-        """
-        from jaxpfl.experiments.engine import by_group
 
-        models = zip(by_group.MODELS, (untrained, noiseless, params), strict=True)
+        Raises:
+          InputError: there is no such column, or a client's examples are of several groups.
+        """
+        models = zip(MODELS, (untrained, noiseless, params), strict=True)
         scores = {name: self.by_client(model) for name, model in models}
-        return by_group.group_scores(self.population, column, scores)
+        population = self.population
+        if column not in population.columns:
+            names = ", ".join(population.columns) or "none"
+            raise InputError(f"{population.name} has no column {column!r} of groups, only {names}")
+        values = population.columns[column]
+        of_examples = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
+        clients = next(iter(scores.values())).clients
+        group_C = np.full(len(clients), "", object)
+        for place, client in enumerate(clients.tolist()):
+            low, high = population.offsets[client : client + 2].tolist()
+            own = {str(value) for value in of_examples[low:high]}
+            if len(own) > 1:
+                one = "one value for all examples of a client"
+                raise InputError(f"{column!r} must have {one}, found {len(own)} of client {client}")
+            (group_C[place],) = own
+        names = sorted(set(group_C.tolist()))
+        means = {
+            model: {
+                name: {
+                    metric: float(np.mean(values[group_C == name]))
+                    for metric, values in of_clients.scores.items()
+                    if metric != "count"
+                }
+                for name in names
+            }
+            for model, of_clients in scores.items()
+        }
+        return GroupScores(column, {name: int(np.sum(group_C == name)) for name in names}, means)
 
 
 def check_examples(model: Model, population: Population, name: str) -> None:

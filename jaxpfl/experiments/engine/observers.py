@@ -1,8 +1,4 @@
-"""Publishes the record of each round.
-
-    metrics.jsonl            one line per round: public values and no times, see `records.lines`
-    tensorboard/             the same numbers, if the extra `tensorboard` is installed
-    stderr                   the progress bar
+"""Publishes the record of each round: `metrics.jsonl`, TensorBoard's events, the progress bar.
 
 Metrics are fetched one round late, so that the device never waits for the host, unless a function
 is to be called after each round (`on_round`).
@@ -20,9 +16,8 @@ import jax.numpy as jnp
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.on_round import Round
 from jaxpfl.experiments.engine.run_directory import Run
-from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.experiments.engine.setting import Round, Tracking
 from jaxpfl.experiments.records.lines import MetricsFile, flat
 from jaxpfl.progress import Progress
 
@@ -35,13 +30,7 @@ class Observers(AbstractContextManager["Observers"]):
     """
 
     def __init__(
-        self,
-        run: Run,
-        tracking: Tracking,
-        bar: Progress,
-        *,
-        done: int,
-        kept: Any,
+        self, run: Run, tracking: Tracking, bar: Progress, *, done: int, kept: Any
     ) -> None:
         self._run, self._tracking, self._bar = run, tracking, bar
         self._private = not run.stamp
@@ -94,13 +83,17 @@ class Observers(AbstractContextManager["Observers"]):
             prefix = "" if self._private else "NOT_PRIVATE/"
             numbers = {prefix + name: value for name, value in flat(record).items()}
             self._board.append(round, numbers)
-        self._show(round, record)
+        evaluated = flat(record.get("evaluation") or {})
+        names = [name for name in evaluated if name not in ("loss", "count")] or ["loss"]
+        shown = {name: f"{evaluated[name]:.4g}" for name in names if name in evaluated}
+        if record.get("epsilon") is not None and round:
+            shown["this run's epsilon"] = f"{record['epsilon']:.4g}"
+        self._bar.update(round, shown)
 
     def _ask(self, round: int, record: dict[str, Any], params: Any) -> None:
         """Calls `on_round`, and notes in the record of the round what it answers."""
-        cost = self._run.cost.statement
-        past = self.metrics.records[:round]
-        seen = Round(round, [*past, record], params, lambda: self._run.stated(cost(), round))
+        run, cost, past = self._run, self._run.cost.statement, self.metrics.records[:round]
+        seen = Round(round, [*past, record], params, lambda: run.stated(cost(), round))
         # Before the first round there is nothing to stop.
         allowed = [None, *["stop"][:round], *["keep"][: params is not None]]
         answers = [function(seen) for function in self._tracking.on_round]
@@ -111,15 +104,6 @@ class Observers(AbstractContextManager["Observers"]):
             self.kept, record["kept"] = jax.tree.map(jnp.copy, params), True
         if "stop" in answers:
             self.stopped = record["stopped"] = True
-
-    def _show(self, round: int, record: Mapping[str, Any]) -> None:
-        """Shows the epsilon and the scores of this round beside the progress bar."""
-        evaluated = flat(record.get("evaluation") or {})
-        names = [name for name in evaluated if name not in ("loss", "count")] or ["loss"]
-        shown = {name: f"{evaluated[name]:.4g}" for name in names if name in evaluated}
-        if record.get("epsilon") is not None and round:
-            shown["this run's epsilon"] = f"{record['epsilon']:.4g}"
-        self._bar.update(round, shown)
 
     def latest(self, done: int) -> dict[str, Any]:
         """The latest value of each public metric; not every round has all metrics."""

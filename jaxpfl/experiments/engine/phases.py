@@ -31,8 +31,7 @@ class LateReleaser(Releaser):
 class Phases:
     """The stored phases of a run, and what makes the missing ones.
 
-    Attributes:
-      releaser: asks the clients; None if no client is asked, or all releases are made.
+    `releaser` asks the clients; None if no client is asked, or all releases are made.
     """
 
     artifacts: Artifacts
@@ -44,12 +43,12 @@ class Phases:
         All processes that share the run compute it, because it may ask clients, or need the devices
         of all; it is that of process 0.
         """
-        found = decide(f"the artifact {name!r}", lambda: self.artifacts.find(name))
-        if found is None:
+        stored = decide(f"the artifact {name!r}", lambda: self.artifacts.find(name))
+        if stored is None:
             made = compute()
             keep = partial(self.artifacts.load_or_compute, name, lambda: made)
-            found = decide(f"the new artifact {name!r}", keep)
-        return Artifact(*found)
+            stored = decide(f"the new artifact {name!r}", keep)
+        return Artifact(*stored)
 
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
         """The arrays of `stored`."""

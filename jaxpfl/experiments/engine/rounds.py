@@ -8,28 +8,30 @@
         at intervals: checkpoint               written while the next rounds run (`checkpoint`)
 
 After a crash the ledger can be ahead of the metrics, and the metrics ahead of the checkpoint. A
-resumed run therefore repeats the rounds after its checkpoint. With the stored secret a repeated
-round makes the same release at no further cost; if its result differs nevertheless, it is another
-release, and the releaser charges it. The cost of the run is therefore read from its ledger.
+resumed run repeats the rounds after its checkpoint. With the stored secret a repeated round makes
+the same release at no further cost; if its result differs nevertheless, it is another release, and
+is charged. The cost of the run is therefore read from its ledger. Rounds count from 1.
 
-Rounds count from 1: round r leads from the state after r - 1 rounds to the state after r.
+The parameters of a finished run are read without its clients. A run that is not finished, or whose
+files contradict each other, is refused: what is read here is published with the run's statement.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, Interrupted
 from jaxpfl.experiments.engine.cost import OWN
 from jaxpfl.experiments.engine.observers import Observers
-from jaxpfl.experiments.engine.on_round import last_kept
 from jaxpfl.experiments.engine.run_directory import Run
-from jaxpfl.experiments.engine.setting import Result, Tracking, mark_of
+from jaxpfl.experiments.engine.setting import Result, Tracking, last_kept, mark_of
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.records.lines import read_lines
@@ -37,10 +39,15 @@ from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.mesh import leads
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.models.base import named_leaves, require_same_leaves, schema
+from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
 from jaxpfl.progress import Progress
 from jaxpfl.signals import caught_signals
 
+Signals = list[list[int]]
+"""The numbers of the signals that each process has received."""
 _AGAIN = (
     "charges of later rounds on the ledger: {}. These rounds are made again, with the same cohorts "
     "and noise and at no further cost, or charged anew where data, versions or machine have changed"
@@ -61,10 +68,8 @@ class Loop:
     def __post_init__(self) -> None:
         evaluated = self.tracking.evaluate or self.tracking.sentences
         if evaluated and self.run.algorithm.params is None:
-            raise InputError(
-                f"{self.run.algorithm.name!r} trains no model, so nothing can be evaluated: leave "
-                "out the evaluation"
-            )
+            name = self.run.algorithm.name
+            raise InputError(f"{name!r} trains no model to evaluate: leave out the evaluation")
 
     def carry_out(self) -> Result:
         """Carries out the remaining rounds; if it ends early, what was done before is saved.
@@ -79,9 +84,8 @@ class Loop:
             # In another process, a signal that process 0 has not heard of ends nothing.
             late = self._interrupted("after the last round") if leads() else None
             signals = stack.enter_context(caught_signals(late))
-            plan = algorithm.queries[0].plan
+            plan, shown = algorithm.queries[0].plan, self.tracking.progress and leads()
             mark = f" ({mark_of(run.stamp)})" if run.stamp else ""
-            shown = self.tracking.progress and leads()
             how: dict[str, Any] = {"progress": shown, "step": "round"}
             if plan.unit == "client":
                 how["clients"] = round(plan.denominator)
@@ -90,13 +94,16 @@ class Loop:
             stack.enter_context(run)
             evaluate = self.tracking.evaluate
             run.begin(None if evaluate is None else evaluate.name)
-            state, done = self._going_on(stack)
-            releaser = None
+            state, releaser = initial_state(algorithm, run.setting.seed), None
+            begin = partial(self._begin, stack, state)
+            leaves, done = decide("the state that the rounds go on from", begin)
+            state = _tree(state, leaves)
             if done < algorithm.rounds:
-                releaser = run.releaser(warn=self._warn, done=done)
-            goes_on = decide(
-                "the first round", partial(self._before, stack, state, done, releaser), signals
-            )
+                releaser = run.releaser(
+                    warn=lambda text: self._bar.message(f"warning: {text}"), done=done
+                )
+            first = partial(self._before, stack, state, done, releaser)
+            goes_on = decide("the first round", first, signals)
             while done < algorithm.rounds and goes_on:
                 assert releaser is not None
                 failure, metrics = None, {}
@@ -107,41 +114,48 @@ class Loop:
                     failure = error
                 else:
                     done += 1
-                goes_on = decide(
-                    f"the end of round {done}",
-                    partial(self._after, state, metrics, done, failure),
-                    signals,
-                )
+                after = partial(self._after, state, metrics, done, failure)
+                goes_on = decide(f"the end of round {done}", after, signals)
             fields, leaves, kept = decide("the result", partial(self._end, state, done), signals)
             state = _tree(state, leaves)
             params = None if algorithm.params is None else algorithm.params(state)
             if kept is not None:
                 params = _tree(params, kept)
-            lists = {name: tuple(fields[name]) for name in ("cautions", "table")}
-            return Result(**{**fields, **lists}, out=run.path, state=state, params=params)
-
-    def _going_on(self, stack: ExitStack) -> tuple[Any, int]:
-        """State and rounds to go on from."""
-        state = initial_state(self.run.algorithm, self.run.setting.seed)
-        begin = partial(self._begin, stack, state)
-        leaves, done = decide("the state that the rounds go on from", begin)
-        return _tree(state, leaves), done
+            # A tuple arrives as a list in other processes.
+            fields |= {"cautions": tuple(fields["cautions"])}
+            return Result(**fields, out=run.path, state=state, params=params)
 
     def _begin(self, stack: ExitStack, state: Any) -> tuple[list[Any], int]:
-        folder, run = self.run.path / "checkpoints", self.run
-        checkpoints = Checkpoints(folder, run=run.id, private=not run.stamp)
+        """Leaves of the state, and rounds, to go on from, which the ledger must cover."""
+        run, algorithm, bar, folder = self.run, self.run.algorithm, self._bar, "checkpoints"
+        checkpoints = Checkpoints(run.path / folder, run=run.id, private=not run.stamp)
         self._checkpoints = stack.enter_context(checkpoints)
-        state, self._best, done = self._start(checkpoints, self._bar, state)
-        self._bar.begin(done)
+        last = checkpoints.rounds()[-1:]
+        records = read_lines(run.path / "metrics.jsonl")[: last[0] + 1 if last else 0]
+        keeps, params = last_kept(records) is not None, algorithm.params
+        like = (state, params(state)) if keeps and params is not None else state
+        restored = checkpoints.restore(like, warn=bar.message)
+        finished = run.finished
+        if finished is not None and (restored is None or restored.round < finished):
+            raise CorruptFile(
+                f"{checkpoints.directory}: the run is finished and its secret is gone, so no round "
+                "can be repeated, but its last checkpoint is missing or damaged"
+            )
+        best, done = None, 0
+        if restored is not None:
+            state, best = restored.state if keeps else (restored.state, None)
+            done = restored.round
+            run.ledger.verify(restored.ledger_head)
+        again = sum(charge.run == run.id and charge.round > done for charge in run.ledger.charges)
+        if restored is not None or again:
+            more = f"; {_AGAIN.format(again)}" if again else ""
+            bar.message(f"resumed after round {done}{more}")
+        self._best = best
+        bar.begin(done)
         return jax.tree.leaves(state), done
 
     def _before(
-        self,
-        stack: ExitStack,
-        state: Any,
-        done: int,
-        releaser: Releaser | None,
-        signals: list[list[int]],
+        self, stack: ExitStack, state: Any, done: int, releaser: Releaser | None, signals: Signals
     ) -> bool:
         """Whether the rounds go on after those that are done."""
         self._releaser, self._saved, self._failure = releaser, done, None
@@ -161,7 +175,7 @@ class Loop:
         metrics: Mapping[str, Any],
         done: int,
         failure: BaseException | None,
-        signals: list[list[int]],
+        signals: Signals,
     ) -> bool:
         """Publishes and saves a round, or those before a failure; whether the next one follows."""
         run, observers, checkpoints = self.run, self._observers, self._checkpoints
@@ -190,7 +204,7 @@ class Loop:
         return not stop
 
     def _end(
-        self, state: Any, done: int, signals: list[list[int]]
+        self, state: Any, done: int, signals: Signals
     ) -> tuple[dict[str, Any], list[Any], list[Any] | None]:
         """The fields of the result, and the leaves of its state and of the parameters it kept."""
         # Those of the other processes end what follows the run, as this one's own do.
@@ -213,44 +227,12 @@ class Loop:
             "evaluated_on": evaluated_on,
             "epsilons": epsilons,
             "cautions": tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
-            "table": (),
         }
         result = Result(**fields, out=run.path, state=state, params=kept)
         fields["privacy"] = run.end(result, stopped=observers.stopped).privacy
         if self._failure is not None:
             raise self._failure
         return fields, jax.tree.leaves(state), None if best_round is None else jax.tree.leaves(kept)
-
-    def _start(self, checkpoints: Checkpoints, bar: Progress, state: Any) -> tuple[Any, Any, int]:
-        """State, kept parameters and rounds to go on from, which the ledger must cover."""
-        run, algorithm = self.run, self.run.algorithm
-        last = checkpoints.rounds()[-1:]
-        records = read_lines(run.path / "metrics.jsonl")[: last[0] + 1 if last else 0]
-        keeps, params = last_kept(records) is not None, algorithm.params
-        like = (state, params(state)) if keeps and params is not None else state
-        restored = checkpoints.restore(like, warn=bar.message)
-        finished = run.finished
-        if finished is not None and (restored is None or restored.round < finished):
-            raise CorruptFile(
-                f"{checkpoints.directory}: the run is finished and its secret is gone, so no round "
-                "can be repeated, but its last checkpoint is missing or damaged"
-            )
-        done = 0
-        if restored is not None:
-            done = restored.round
-            run.ledger.verify(restored.ledger_head)
-        again = sum(charge.run == run.id and charge.round > done for charge in run.ledger.charges)
-        if restored is not None or again:
-            bar.message(
-                f"resumed after round {done}" + (f"; {_AGAIN.format(again)}" if again else "")
-            )
-        if restored is None:
-            return state, None, 0
-        state, best = restored.state if keeps else (restored.state, None)
-        return state, best, done
-
-    def _warn(self, message: str) -> None:
-        self._bar.message(f"warning: {message}")
 
     def _interrupted(self, when: str) -> str:
         how = "call jaxpfl.run again with the same arguments and resume=True"
@@ -294,3 +276,71 @@ def initial_state(algorithm: Algorithm, seed: int) -> Any:
     if not leaves or not all(hasattr(leaf, "dtype") for leaf in leaves):
         raise InputError(f"init of {algorithm.name!r} must return arrays, found {state!s:.60}")
     return state
+
+
+def planned(folder: Path, config: Mapping[str, Any]) -> Plan:
+    """The plan of the finished run in a folder, which must have begun with this config."""
+    run = files.read_record(folder / "run.json", {"config": dict, "plan": dict})
+    result = files.read_record(folder / "result.json", {"rounds": int, "stopped": bool})
+    if run["config"] != config:
+        raise InputError(
+            f"{folder / 'run.json'}: the run began with another config than config.yaml says: "
+            "one of the two was altered"
+        )
+    plan = Plan.from_dict(run["plan"])
+    if result["rounds"] != plan.rounds and not result["stopped"]:
+        raise InputError(
+            f"{folder}: the run is not finished: {result['rounds']} of {plan.rounds} rounds "
+            "are done; go on with `jaxpfl resume`"
+        )
+    return plan
+
+
+def final_params(
+    folder: Path, algorithm: Algorithm, seed: int, *, ledger: Path, privacy: str
+) -> Any:
+    """The parameters that the finished run in `folder` ended with: of its last or best round.
+
+    Args:
+      algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
+      privacy: the statement of the run, which must contain what its ledger says of it and of the
+        runs that it depends on.
+    """
+    run = files.read_record(folder / "run.json", {"run": str, "prior": list})
+    result = files.read_record(folder / "result.json", {"rounds": int, "kept": int | None})
+    place = folder / "checkpoints"
+
+    def refuse(message: str) -> None:
+        raise CorruptFile(message)
+
+    assert algorithm.params is not None
+    state, restored = initial_state(algorithm, seed), None
+    like = state if result["kept"] is None else (state, algorithm.params(state))
+    if place.is_dir():
+        # An earlier checkpoint is no substitute for the last one.
+        checkpoints = Checkpoints(place, run=run["run"])
+        restored = checkpoints.restore(like, warn=refuse)
+    if restored is None or restored.round != result["rounds"]:
+        raise CorruptFile(f"{place}: the checkpoint of the last round, {result['rounds']}, is gone")
+    plan = algorithm.queries[0].plan
+    check_statement(privacy, ledger, (run["run"], *run["prior"]), plan, head=restored.ledger_head)
+    return algorithm.params(restored.state) if result["kept"] is None else restored.state[1]
+
+
+def check_statement(
+    privacy: str, path: Path, runs: Sequence[str], plan: Plan, *, head: str | None = None
+) -> None:
+    """Refuses a statement that does not say what the charges of these runs cost."""
+    if not path.exists():
+        raise CorruptFile(f"{path}: the run's ledger is missing")
+    ledger = Ledger.read(path)
+    ledger.verify(head)
+    if not plan.private:
+        return
+    own = [charge.event for charge in ledger.charges if charge.run in runs]
+    guarantee = Guarantee.of_events(own, plan.delta, ledger.unit, plan.accountant)
+    if not own or guarantee.statement() not in privacy:
+        raise CorruptFile(
+            f"{path}: the charges of the run do not cost what the run's statement says, which is "
+            f"{privacy!r}: one of the two was altered"
+        )

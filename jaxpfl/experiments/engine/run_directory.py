@@ -9,13 +9,10 @@
     others                   see `observers`, `rounds`, `records.checkpoint`, `files.lock` and
                              `federated.release.client_states`
 
-Every system asks its clients through a `Run`: rounds of training (`rounds.Loop`), one release, and
-rounds whose phases are stored one by one (`phases`). A killed run needs its secret to draw the
-cohorts and the noise of its rounds again, bit for bit and at no further cost. Nobody else can draw
-them, and nobody at all once the run is finished.
-
-Where several processes share the run, each has a `Run`, and process 0 alone its files, its secret
-and its ledger.
+Every system asks its clients through a `Run`. A killed one needs its secret to draw the cohorts and
+the noise of its rounds again, bit for bit and at no further cost. Nobody else can draw them, and
+nobody at all once the run is finished. Where several processes share the run, each has a `Run`, and
+process 0 alone its files, its secret and its ledger.
 """
 
 import json
@@ -41,7 +38,7 @@ from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.hosts.shared_rounds import releaser
 from jaxpfl.federated.mesh import leads
 from jaxpfl.federated.release.identity import environment
-from jaxpfl.federated.release.query import Query, read_columns, require_population
+from jaxpfl.federated.release.query import read_columns, require_population
 from jaxpfl.federated.release.releaser import OtherProcesses, Releaser
 from jaxpfl.models.base import Checking
 from jaxpfl.privacy.keys import RunSecret
@@ -100,11 +97,26 @@ class Run(AbstractContextManager["Run"]):
         """The run's id, its stamp, and its rounds if it is finished, by its files."""
         path, algorithm, setting = self.path, self.algorithm, self.setting
         self._secret_path = files.private_directory(path / "private") / "secret.json"
-        self.record = _begun(path / "run.json", algorithm, setting)
-        if self.record and not resume:
-            raise InputError(f"{path}: holds a run already; resume it or choose another --out")
-        finished = self._finished_rounds()
-        if finished is None:
+        # What an earlier attempt wrote.
+        begun, self.record = path / "run.json", {}
+        if begun.exists():
+            self.record, expected = (
+                files.read_record(begun, _RECORD),
+                _described(algorithm, setting),
+            )
+            for name in sorted(expected.keys() | ({"start"} & self.record.keys())):
+                if self.record.get(name) != expected.get(name):
+                    raise InputError(
+                        f"{begun}: the field {name!r} of the run is not what it was when the run "
+                        "began; resume the run as it began, or choose another --out"
+                    )
+            if not resume:
+                raise InputError(f"{path}: holds a run already; resume it or choose another --out")
+        place, finished = path / "result.json", None
+        result = files.read_record(place, {"rounds": int}) if place.exists() else {"rounds": 0}
+        if result.get("stopped") or result["rounds"] >= algorithm.rounds:
+            finished = result["rounds"]
+        else:
             self._secret = saved_secret(
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
@@ -131,14 +143,11 @@ class Run(AbstractContextManager["Run"]):
         self._open.close()
 
     def begin(self, evaluation: str | None = None) -> None:
-        """Writes `run.json`, with the planned guarantee, unless an earlier attempt did.
+        """Writes `run.json`, with the name of the `evaluation` data, unless an earlier attempt did.
 
         The head of the ledger before the first charge identifies the ledger on resume: one that
         was cut off would understate the cost. A finished run, too, goes on only with its clients:
         other runs begin with what it released.
-
-        Args:
-          evaluation: the name of the data that the rounds are evaluated on.
         """
         decide("the record of the run", partial(self._begin, evaluation))
 
@@ -178,18 +187,11 @@ class Run(AbstractContextManager["Run"]):
         files.write_json(self.path / "run.json", self.record)
 
     def releaser(
-        self,
-        *,
-        warn: Callable[[str], None] = lambda message: None,
-        done: int = 0,
+        self, *, warn: Callable[[str], None] = lambda message: None, done: int = 0
     ) -> Releaser | None:
-        """Asks the clients; None for a finished run, whose secret is gone.
+        """Asks the clients, after `done` rounds; None for a finished run, whose secret is gone.
 
-        Where there is an `ask`, the releases of a single round are all made, or none if they exceed
-        the budget.
-
-        Args:
-          done: rounds after which the run goes on.
+        With an `ask`, the releases of a single round are all made, or none beyond the budget.
         """
         if self.finished is not None:
             return None
@@ -201,38 +203,32 @@ class Run(AbstractContextManager["Run"]):
             with at_once():
                 clients = self._ask()
             check_clients(self.algorithm, clients)
-        make = partial(self._releaser, clients, warn, done)
-        return releaser(make, clients, self.algorithm.queries)
-
-    def _releaser(
-        self,
-        clients: Population,
-        warn: Callable[[str], None],
-        done: int,
-        others: OtherProcesses | None,
-    ) -> Releaser:
         private = self.path / "private"
-        rounds = self._open.enter_context(open(private / "rounds.jsonl", "a", encoding="utf-8"))
-        began = time.monotonic()
 
-        def log(record: dict[str, Any]) -> None:
-            """Records the true cohort size, padding waste and time, which depend on the clients."""
-            content = files.jsonable({**record, "seconds": time.monotonic() - began})
-            rounds.write(json.dumps(content) + "\n")
-            rounds.flush()
+        def make(others: OtherProcesses | None) -> Releaser:
+            rounds = self._open.enter_context(open(private / "rounds.jsonl", "a", encoding="utf-8"))
+            began = time.monotonic()
 
-        return Releaser(
-            clients,
-            self.ledger,
-            self._secret,
-            run=self.id,
-            name=self.algorithm.name,
-            queries=self.algorithm.queries,
-            warn=warn,
-            observe=log,
-            processes=others,
-            states=(private / "client_states", done),
-        )
+            def log(record: dict[str, Any]) -> None:
+                """Records true cohort size, padding waste and time, which depend on the clients."""
+                content = files.jsonable({**record, "seconds": time.monotonic() - began})
+                rounds.write(json.dumps(content) + "\n")
+                rounds.flush()
+
+            return Releaser(
+                clients,
+                self.ledger,
+                self._secret,
+                run=self.id,
+                name=self.algorithm.name,
+                queries=self.algorithm.queries,
+                warn=warn,
+                observe=log,
+                processes=others,
+                states=(private / "client_states", done),
+            )
+
+        return releaser(make, clients, self.algorithm.queries)
 
     def end(self, result: Result, *, stopped: bool = False) -> Result:
         """Writes `result.json`, deletes a finished run's secret, and returns the result as stated.
@@ -264,44 +260,22 @@ class Run(AbstractContextManager["Run"]):
             statement += f"; stopped by its own results: only {promised} was certain beforehand"
         return stamped(statement, self.stamp, self.setting.note)
 
-    def _finished_rounds(self) -> int | None:
-        """The rounds of a finished run; None for another."""
-        path = self.path / "result.json"
-        result = files.read_record(path, {"rounds": int}) if path.exists() else {"rounds": 0}
-        ended = result.get("stopped") or result["rounds"] >= self.algorithm.rounds
-        return result["rounds"] if ended else None
-
 
 def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
-    def query_of(query: Query) -> dict[str, Any]:
+    queries = []
+    for query in algorithm.queries:
         cohort = asdict(query.cohort)
         # It may follow from the devices. Releases on others are other releases, and are charged.
         del cohort["clients_per_bucket"]
-        return {"label": query.label, "plan": query.plan.to_dict(), "cohort": cohort}
-
+        queries.append({"label": query.label, "plan": query.plan.to_dict(), "cohort": cohort})
     record: dict[str, Any] = {
         "label": algorithm.name,
         "config": setting.config,
         "seed": setting.seed,
         "prior": setting.prior,
-        "queries": [query_of(query) for query in algorithm.queries],
+        "queries": queries,
     }
     return files.jsonable(record if setting.start is None else {**record, "start": setting.start})
-
-
-def _begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
-    """Returns the record that an earlier attempt wrote to `path`, if any; refuses another run's."""
-    if not path.exists():
-        return {}
-    record = files.read_record(path, _RECORD)
-    expected = _described(algorithm, setting)
-    for name in sorted(expected.keys() | ({"start"} & record.keys())):
-        if record.get(name) != expected.get(name):
-            raise InputError(
-                f"{path}: the field {name!r} of the run is not what it was when the run began; "
-                "resume the run as it began, or choose another --out"
-            )
-    return record
 
 
 def check_queries(algorithm: Algorithm) -> None:
@@ -335,11 +309,9 @@ def check_clients(algorithm: Algorithm, clients: Population) -> None:
 def saved_secret(
     path: Path, *, reproducible_seed: int | None, purpose: str, run: str | None = None
 ) -> RunSecret:
-    """Returns the secret stored in `path`; if there is none, makes one and stores it.
+    """Returns the secret stored in `path`; of a new run (`run` is None) makes it, and stores it.
 
-    Args:
-      reproducible_seed: derives the secret from this seed, for tests: the run is NOT private.
-      run: the public name of a run that has begun; None for a new run.
+    One that follows from a `reproducible_seed` is for tests: the run is NOT private.
     """
     reproducible = reproducible_seed is not None
     if path.exists():
@@ -373,11 +345,7 @@ def saved_secret(
 
 
 def forget_secret(path: Path, ledger: Ledger) -> None:
-    """Deletes a run's secret, if it exists.
-
-    If the ledger or the run directory was changed from outside (`CorruptFile`), the secret stays:
-    it may be that of another run by now.
-    """
+    """Deletes a run's secret, if it exists, but if others changed ledger or run (`CorruptFile`)."""
     if path.exists():
         ledger.require_unchanged()
         path.unlink()

@@ -1,12 +1,14 @@
-"""The settings of a run other than its algorithm and clients, and its result."""
+"""The settings of a run other than its algorithm and clients, its rounds, and its result."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from jaxpfl.checked import Checked, PositiveInt
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.evaluate import Evaluator
-from jaxpfl.experiments.engine.on_round import OnRound
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.privacy.plan import Plan
 
@@ -33,8 +35,7 @@ class Result:
     """The public result of a run.
 
     Attributes:
-      privacy: the guarantee in words (epsilon, delta, unit, adjacency, accountant), of this run
-        and of all releases on its ledger.
+      privacy: the guarantee in words, of this run and of all releases on its ledger.
       metrics: the latest value of each public metric, of the rounds up to that of `params`.
       state: the algorithm's final state, on the device.
       params: the model's parameters, on the device; None without a model.
@@ -63,16 +64,16 @@ class Result:
     def __str__(self) -> str:
         """The result in lines, each score with its data and each epsilon with what it is of."""
         scores = self.metrics.get("evaluation") or {}
-        found = [f"{name} {value:.4g} on {self.evaluated_on}" for name, value in scores.items()]
+        lines = [f"{name} {value:.4g} on {self.evaluated_on}" for name, value in scores.items()]
         for row in self.table:
-            known = [name for name in scores if name != "count" and row.get(name) is not None]
-            values = [f"{name} {row[name]:.4g}" for name in known]
+            names = [name for name in scores if name != "count" and row.get(name) is not None]
+            values = [f"{name} {row[name]:.4g}" for name in names]
             if row["model"] != OURS and values:
                 of = f", word frequencies of {row['frequencies']}" if "frequencies" in row else ""
-                found.append(f"{row['model']}: {', '.join(values)} on {self.evaluated_on}{of}")
-        found += [f"epsilon {value:.4g} of {whose}" for whose, value in self.epsilons.items()]
-        found += [f"caution: {each}" for each in self.cautions]
-        return "\n".join([*found, f"after {self.rounds} rounds: {self.privacy}"])
+                lines.append(f"{row['model']}: {', '.join(values)} on {self.evaluated_on}{of}")
+        lines += [f"epsilon {value:.4g} of {whose}" for whose, value in self.epsilons.items()]
+        lines += [f"caution: {caution}" for caution in self.cautions]
+        return "\n".join([*lines, f"after {self.rounds} rounds: {self.privacy}"])
 
     def _repr_html_(self) -> str:
         from jaxpfl.printable import facts
@@ -84,6 +85,83 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Round:
+    """What is public after a round, for the functions that are called then (`Tracking.on_round`).
+
+    A run that is resumed calls them again from the last saved round on. It ends the same if their
+    answers follow from the records alone, not from memory, a clock or chance.
+
+    Attributes:
+      number: the round; 0 before the first one.
+      records: the lines of `metrics.jsonl` up to this round's. "evaluation" in one has the scores
+        on declared-public data; all other metrics follow from charged releases.
+      params: the model's, on the device, until the function returns; None without a model.
+      statement: computes `privacy`.
+    """
+
+    number: int
+    records: Sequence[Mapping[str, Any]] = field(repr=False)
+    params: Any = field(repr=False)
+    statement: Callable[[], str] = field(repr=False)
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The record of this round."""
+        return self.records[-1]
+
+    @property
+    def privacy(self) -> str:
+        """The guarantee of all that was released so far; takes about as long as a round."""
+        return self.statement()
+
+
+OnRound = Callable[[Round], Literal["keep", "stop"] | None]
+"""Returns None; "keep", so that the run ends with the parameters of this round, unless a later one
+is kept; or "stop", so that this round, which is not round 0, is the last."""
+
+
+def last_kept(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """The round whose parameters were kept last, of the records of the rounds 0, 1, ..."""
+    return max((record["round"] for record in records if record.get("kept")), default=None)
+
+
+@dataclass(frozen=True)
+class KeepBest(Checked):
+    """Ends a run with the parameters of its best round, and early if no better one comes.
+
+    The scores are those on declared-public data, so that the choice costs no privacy. Round 0, the
+    model before training, counts. The first of equal scores is the best, and one that is not finite
+    is the worst.
+
+    Attributes:
+      score: accuracy is better if it is higher, the others if they are lower.
+      patience: how many evaluations in a row without a better score end the run; None ends none.
+
+    Raises:
+      InputError: when it is called, if there is no such score.
+    """
+
+    score: Literal["loss", "perplexity", "accuracy"] = "loss"
+    patience: PositiveInt | None = None
+
+    def __call__(self, round: Round) -> Literal["keep", "stop"] | None:
+        if not round.number and self.score not in (round.metrics.get("evaluation") or {}):
+            needed = f"an evaluation of a model that has the score {self.score!r}"
+            raise InputError(f"KeepBest needs {needed}, on data that is declared public")
+        if "evaluation" not in round.metrics:
+            return None
+        sign = -1 if self.score == "accuracy" else 1
+        evaluations = [r["evaluation"] for r in round.records if "evaluation" in r]
+        scores = [evaluation[self.score] for evaluation in evaluations]
+        # JSON has None for what is not finite.
+        losses = [math.inf if score is None else sign * score for score in scores]
+        since = len(losses) - 1 - losses.index(min(losses))
+        if not since:
+            return "keep"
+        return "stop" if self.patience is not None and since >= self.patience else None
+
+
+@dataclass(frozen=True)
 class Tracking:
     """How a run is evaluated, saved and shown while it trains.
 
@@ -91,8 +169,7 @@ class Tracking:
       evaluate_every: rounds between two evaluations; others are before round 1 and at the end.
       sentences: `(params, round) -> sentences`, generated at each evaluation.
       checkpoint_every: rounds between two checkpoints; another is at the end.
-      on_round: is called after each round, see `engine.on_round`; the device then waits for the
-        host in each round.
+      on_round: is called after each round, see `OnRound`; the device then waits for the host.
     """
 
     evaluate: Evaluator | None = None

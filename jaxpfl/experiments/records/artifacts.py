@@ -6,11 +6,9 @@
                                  SHA-256 of all of that
 
 An artifact is written under a temporary name, synced and renamed; before it is deleted, it is
-renamed. A crash at any instant therefore leaves complete artifacts, and leftovers whose names begin
-with a dot. All files are verified before they are opened, even right after they were written, so
-that a resumed run continues from the same bytes.
-
-Checkpoints are artifacts, too; Orbax writes their arrays.
+renamed. A crash therefore leaves complete artifacts, and leftovers whose names begin with a dot.
+All files are verified before they are opened, even right after they were written, so that a resumed
+run continues from the same bytes. Checkpoints are artifacts, too; Orbax writes their arrays.
 """
 
 import dataclasses
@@ -51,8 +49,7 @@ class Manifest:
     """What an artifact is and where it comes from.
 
     Attributes:
-      made_from: the inputs that it was made from, other than the run, as JSON; a digest where they
-        are large.
+      made_from: its inputs other than the run, as JSON; a digest where they are large.
       ledger_head: head of the ledger when the artifact was stored; None without a ledger.
     """
 
@@ -68,10 +65,8 @@ class Manifest:
 class Artifacts:
     """The artifacts of one run, in one folder; only the process that holds the run's lock uses it.
 
-    Attributes:
-      run: identifies the run; artifacts of another run are refused.
-      ledger: that the run charges, if any; one that has lost a charge from before an artifact was
-        stored is refused.
+    Artifacts of another run are refused, and a ledger that has lost a charge from before an
+    artifact was stored.
     """
 
     folder: Path
@@ -197,15 +192,13 @@ def verified(path: Path) -> Manifest:
     content.pop("sha256", None)
     if place.read_text(encoding="utf-8", errors="replace") != _rendered(content):
         raise CorruptFile(f"{place}: was altered: it does not match its own SHA-256")
-    kinds = {field.name: field.type for field in dataclasses.fields(Manifest)}
-    kinds = {name: kind for name, kind in kinds.items() if kind is not Any}
+    fields = dataclasses.fields(Manifest)
+    kinds = {field.name: field.type for field in fields if field.type is not Any}
     listed, present = files.record_of(content, str(place), kinds).pop("files"), _listing(path)
     for name in sorted(listed.keys() | present.keys()):
         actual, expected = present.get(name, "no file"), listed.get(name, "no file")
         if actual != expected:
-            raise CorruptFile(
-                f"{path / name}: was altered: found {actual}, expected {expected} by the manifest"
-            )
+            raise CorruptFile(f"{path / name}: was altered: found {actual}, expected {expected}")
     try:
         manifest = Manifest(**content)
     except TypeError as error:

@@ -1,7 +1,6 @@
 """Sentences that warn the reader of a result: worse than a baseline, a rising loss, mostly noise.
 
-They follow from the public files of a run alone, and so from what its statement covers. Numbers are
-shown as on pages and terminals.
+They follow from the public files of a run alone, and so from what its statement covers.
 """
 
 import math
@@ -62,10 +61,8 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
             f"{number(after)} at round {last}: try a lower learning rate, or a smaller clip norm."
         )
     if losses and records[-1].get("kept"):
-        last = losses[-1][0]
-        warnings.append(
-            f"Round {last} was kept for its results: scores on {evaluated_on} flatter it."
-        )
+        kept = f"Round {losses[-1][0]} was kept for its results"
+        warnings.append(f"{kept}: scores on {evaluated_on} flatter it.")
     values = [loss for _, loss in losses]
     learned = bool(values) and values[-1] < min(0.95 * values[0], 1.05 * min(values))
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.

@@ -5,14 +5,11 @@
     round_00000010/record.json      dtype and shape of every leaf
     round_00000010/manifest.json    as of any artifact, see `artifacts`
 
-`save` returns once the state is copied to the host, and the run continues during the write. A
-checkpoint gets its manifest and its name when all files are on the disk, so a crash never leaves an
-incomplete one under that name. `restore` hashes every file BEFORE Orbax opens any, because Orbax
-does not notice flipped bits.
+`save` returns once the state is copied to the host, and the run continues during the write.
+`restore` hashes every file BEFORE Orbax opens any, because Orbax does not notice flipped bits.
 
 Nothing in a checkpoint tells when it was written, because that depends on how much the clients of
-the round hold. Orbax's handler therefore writes arrays alone: its `Checkpointer` would add times,
-and so would OCDBT.
+the round hold. So Orbax's handler writes arrays alone: its `Checkpointer`, and OCDBT, add times.
 """
 
 import errno
@@ -61,11 +58,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one run; only the process that holds the run's lock uses them.
 
     A context manager that exits once everything is on the disk. `rounds` and `restore` ignore a
-    checkpoint that is still being written: call `wait` first.
-
-    Args:
-      directory: created if absent, and cleared of what a crash left.
-      run: the run's id; a checkpoint of another run is refused.
+    checkpoint that is still being written: call `wait` first. The directory is created if absent,
+    and cleared of what a crash left.
     """
 
     def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:
@@ -158,10 +152,21 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self, path: Path, manifest: artifacts.Manifest, leaves: dict[str, np.ndarray]
     ) -> None:
         """Writes a checkpoint, in the background; on failure none of it is left."""
+        import orbax.checkpoint as ocp
+
         temporary = artifacts.begin(path)
         try:
             (temporary / artifacts.RECORD).write_text(files.json_text({"leaves": schema(leaves)}))
-            _write_arrays(temporary / "state", leaves)
+            # The leaves are copies already. Orbax warns if there is no handler of JAX arrays.
+            registry = ocp.type_handlers.create_type_handler_registry(
+                (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
+                (jax.Array, ocp.type_handlers.ArrayHandler()),
+            )
+            options = {"use_ocdbt": False, "type_handler_registry": registry}
+            handler: Any = ocp.PyTreeCheckpointHandler(**options)
+            # Leaves that are not empty, in this thread.
+            arrays = {place: leaves[name] for name, place in _places(leaves)}
+            handler.save(temporary / "state", args=ocp.args.PyTreeSave(arrays))
             artifacts.commit(temporary, path, manifest)
         except BaseException as error:
             artifacts.discard(temporary)
@@ -192,20 +197,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self.directory / f"{_PREFIX}{round:08d}"
 
 
-def _write_arrays(directory: Path, leaves: dict[str, np.ndarray]) -> None:
-    """Writes the leaves that are not empty, in this thread."""
-    import orbax.checkpoint as ocp
-
-    # The leaves are copies already. Orbax warns if there is no handler of JAX arrays.
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
-        (jax.Array, ocp.type_handlers.ArrayHandler()),
-    )
-    handler: Any = ocp.PyTreeCheckpointHandler(use_ocdbt=False, type_handler_registry=registry)
-    arrays = {place: leaves[name] for name, place in _places(leaves)}
-    handler.save(directory, args=ocp.args.PyTreeSave(arrays))
-
-
 def _read_array(path: Path, place: str, like: Any) -> Any:
     """Reads one array of a checkpoint whose files have the right hashes; it is placed as `like`.
 
@@ -214,11 +205,9 @@ def _read_array(path: Path, place: str, like: Any) -> Any:
     """
     import orbax.checkpoint as ocp
 
-    wanted = {
-        place: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding)
-        if isinstance(like, jax.Array)
-        else like
-    }
+    wanted = {place: like}
+    if isinstance(like, jax.Array):
+        wanted = {place: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding)}
     options = ocp.checkpoint_utils.construct_restore_args(wanted)
     arguments = ocp.args.PyTreeRestore(wanted, options, partial_restore=True)
     handler: Any = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
@@ -232,8 +221,7 @@ def _read_array(path: Path, place: str, like: Any) -> Any:
         code = str(cause).partition(":")[0]
         if code in _OF_THE_MACHINE:
             raise OSError(f"{path}: its arrays cannot be read now ({code})") from error
-        kind = type(cause).__name__
-        raise CorruptFile(f"{path}: its arrays cannot be read ({kind})") from cause
+        raise CorruptFile(f"{path}: its arrays cannot be read ({type(cause).__name__})") from cause
     return restored[place]
 
 

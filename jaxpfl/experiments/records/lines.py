@@ -68,10 +68,8 @@ class MetricsFile:
         line = json.dumps(files.jsonable(record), ensure_ascii=False, allow_nan=False).encode()
         if round < len(self._lines) and self._lines[round] == line:
             return
-        if round > len(self._lines):
-            raise CorruptFile(
-                f"{self.path}: has {len(self._lines)} lines, expected {round} before this round"
-            )
+        if round > (lines := len(self._lines)):
+            raise CorruptFile(f"{self.path}: has {lines} lines, expected {round} before this round")
         self._cut(round)
         self._file.write(line + b"\n")
         self._file.flush()

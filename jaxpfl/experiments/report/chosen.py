@@ -1,13 +1,21 @@
-"""What is said of texts that one look chose: in records, in a terminal and on pages."""
+"""What is said of public corpora, and of texts that one look chose: in records and on pages."""
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from jaxpfl.algorithms.chosen_texts import Choice
+from jaxpfl.data.open import divided_into
+from jaxpfl.data.population import Population
+from jaxpfl.experiments.records.cautions import number
 from jaxpfl.experiments.report.page import Section, Table
+from jaxpfl.text.cut import MESSAGES, Cut
 
+# The texts of a corpus whose words are counted.
+_TEXTS = 20_000
 # Of the drawn texts, so many are shown.
 _EXAMPLES = 3
 _OF = {"mixture": "best mixture of corpora", "chosen": "weighted texts", "drawn": "texts taken"}
@@ -32,9 +40,9 @@ def record_of(choice: Choice, text: Callable[[int], str] | None) -> dict[str, An
 def lines(choice: Mapping[str, Any]) -> list[str]:
     """What was chosen and how near it is, in a few sentences."""
     shares = (f"{share:.1%} {name}" for name, share in choice["shares"].items() if share > 0.0005)
-    number, pool, size = choice["texts"], choice["pool"], choice["effective_size"]
+    taken, pool, size = choice["texts"], choice["pool"], choice["effective_size"]
     return [
-        f"{number:,} of {pool:,} texts were chosen: {' + '.join(shares)}.",
+        f"{taken:,} of {pool:,} texts were chosen: {' + '.join(shares)}.",
         f"A text's weight is its chance to be taken. The weights are worth "
         f"{size:,.0f} texts of equal weight.",
         "Squared Frechet distance to the clients, estimated: "
@@ -48,9 +56,9 @@ def distances(values: Mapping[str, float]) -> list[str]:
     return [f"{values[name]:.4g} of the {what}" for name, what in _OF.items()]
 
 
-def of_repeats(number: int) -> str:
+def of_repeats(repeated: int) -> str:
     """What `text_pool.without_repeats` left out."""
-    return f"{number:,} texts were empty, or in the pool before, and left out."
+    return f"{repeated:,} texts were empty, or in the pool before, and left out."
 
 
 def cautions(choice: Mapping[str, Any]) -> list[str]:
@@ -72,3 +80,38 @@ def section(choice: Mapping[str, Any], stamp: str = "") -> Section:
         table=texts if choice["examples"] else None,
         stamps=[stamp] if stamp else [],
     )
+
+
+def of_division(
+    cut: str,
+    clients: str | Population,
+    corpora: Mapping[str, str],
+    texts_of: Callable[[str], Iterable[str]],
+) -> list[str]:
+    """Warnings of public corpora whose texts are divided otherwise than the clients', or may be.
+
+    They follow from public sources, their options and the rule; no client's text is read.
+
+    Args:
+      cut: the rule by which both were cut, see `text.cut`.
+      clients: their source, of which the options are read, and no text.
+      corpora: the source of each corpus by name; `texts_of(name)` are its texts as they were cut.
+    """
+    rule, ours, warnings = Cut.parse(cut), divided_into(clients), []
+    for name, source in corpora.items():
+        theirs = divided_into(source)
+        otherwise = rule == MESSAGES and theirs and ours not in ("", theirs)
+        if not otherwise and rule.unit != "words":
+            continue
+        words = statistics.median(len(text.split()) for text in islice(texts_of(name), _TEXTS))
+        if otherwise:
+            why = f"are {theirs}, and those of clients are {ours}: the setting `cut` cuts all alike"
+        elif words < rule.size:
+            why = f"are mostly shorter than {cut}: of a table, ?client=FIELD joins rows"
+        else:
+            continue
+        warnings.append(
+            f"The texts of {name} (median: {number(words)} words) {why}. A part of what tells them "
+            "apart may be their form alone."
+        )
+    return warnings

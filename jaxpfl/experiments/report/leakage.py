@@ -39,31 +39,20 @@ def write_leakage(
     """The record and the page of a result; both are written to a directory, if there is one.
 
     Args:
-      texts: names what was audited.
-      sides: name the training and the held-out clients.
-      dealt: whether chance alone dealt clients of one source to the two sides.
+      texts, sides: name what was audited, and the training and the held-out clients.
       stamp: that of the run that wrote the texts, or `NOT_PUBLIC`.
       cut: the rule by which the texts were cut, and by which those of clients were joined.
+      dealt: whether chance alone dealt clients of one source to the two sides.
     """
-    named = {"privacy": NOT_PUBLIC, "texts": texts, "sides": dict(zip(SIDES, sides, strict=True))}
-    found = _FOUND[result["verdict"]] + ("" if dealt else _SOURCES)
-    record = {**named, **result, "cut": str(cut), "found": found}
+    names = {"privacy": NOT_PUBLIC, "texts": texts, "sides": dict(zip(SIDES, sides, strict=True))}
+    verdict = _FOUND[result["verdict"]] + ("" if dealt else _SOURCES)
+    record = {**names, **result, "cut": str(cut), "found": verdict}
     page = leakage_page(record, stamp)
     if directory is not None:
         files.private_directory((directory / RECORD).parent)
         files.write_json(directory / RECORD, record)
         write_page(directory, page)
     return record, page
-
-
-def _searched(cut: str) -> str:
-    """How the texts of clients were cut, in a sentence."""
-    if Cut.parse(cut).size:
-        return (
-            f"Published texts were cut by the rule {cut}. Each client's texts are joined as by "
-            "this rule, and are not cut: a run that goes across a cut is found."
-        )
-    return "Clients' texts are those of their source, and are not cut."
 
 
 def leakage_page(record: Mapping[str, Any], stamp: str) -> Page:
@@ -81,6 +70,12 @@ def leakage_page(record: Mapping[str, Any], stamp: str) -> Page:
             counts = (f"{test[side]:,}" for side in SIDES)
             p = f"{test['p']:.2g}" + " FAILS" * test["fails"]
             tests.append((name, str(test["words"]), *counts, p, least))
+    searched = "Clients' texts are those of their source, and are not cut."
+    if Cut.parse(record["cut"]).size:
+        searched = (
+            f"Published texts were cut by the rule {record['cut']}. Each client's texts are joined "
+            "as by this rule, and are not cut: a run that goes across a cut is found."
+        )
     lengths = tuple(f"{words} words or more" for words in LENGTHS)
     of_texts = ("texts of", "beside", "texts", "longest", *lengths)
     of_clients = ("texts of", "words", "training", "held-out", "p", "would fail from")
@@ -95,7 +90,7 @@ def leakage_page(record: Mapping[str, Any], stamp: str) -> Page:
                 "Published texts by their longest run of words",
                 f"Beside {record['searched']:,} texts of each side: the share with so many words "
                 "in a row in common with a client's text. What everybody says repeats, too, "
-                f"beside held-out clients as beside training ones. {_searched(record['cut'])}",
+                f"beside held-out clients as beside training ones. {searched}",
                 table=Table(of_texts, shares, (2, 3, 4, 5, 6, 7)),
             ),
             Section(

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -27,10 +27,7 @@ _LARGEST = 20.0
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: a text that may be a `link` to another page, then `stamps` in red.
-
-    Below it are paragraphs, and a note in small print.
-    """
+    """A text that may be a `link`, then `stamps` in red; below, paragraphs and a small note."""
 
     text: str = ""
     link: str = ""
@@ -68,9 +65,7 @@ def text_lines(table: Table) -> list[str]:
 class Section:
     """A text, then pictures, then a table, below a title with `stamps` in red.
 
-    Attributes:
-      title: "" continues the previous section.
-      figures: (file name, title, matplotlib figure).
+    A title of "" continues the previous section. A figure is (file name, title, its matplotlib).
     """
 
     title: str
@@ -87,13 +82,11 @@ class Page:
 
     Attributes:
       stamp: the warning on a page that is not private, above what would be its statement; else "".
-      privacy: the statement on all releases of one world; "" for a page that no statement covers,
-        which shows `warning` instead. Below are `privacy_notes`, and `cautions` of what the
-        results may be mistaken for.
+      privacy: the statement on all releases of one world; "" for a page that no statement covers.
+        Below are `privacy_notes`, and `cautions` of what the results may be mistaken for.
       facts: (value, what it is).
       runs: names of the runs in `runs/`, each with its own report.
-      warning: says that the results are those of a simulation, above the statement; "" for those
-        of a deployment.
+      warning: says that the results are those of a simulation, above the statement; else "".
       details: (summary, text) at the end, after the config.
     """
 
@@ -188,10 +181,7 @@ def page_html(directory: Path, page: Page, plots: Path | None = None, live: str 
     html = template(folder, "page.html.jinja").render(
         style=Markup(package_files(folder).joinpath("page.css").read_text("utf-8")),
         page=page,
-        sections=[
-            (section, [_saved_figure(plots, *figure) for figure in section.figures])
-            for section in sections
-        ],
+        sections=[(part, [_saved_figure(plots, *f) for f in part.figures]) for part in sections],
         details=details,
         attempts=attempts_of(directory) if own else [],
         not_protected=_not_protected(resolved) if own and page.privacy and not page.stamp else "",
@@ -217,24 +207,23 @@ def _not_protected(config: str) -> str:
 
 
 def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> dict[str, Any]:
+    """A picture, and the values of its points, for HTML; it is written to a folder, too."""
     buffer = io.BytesIO()
     plain(figure).savefig(buffer, format="png", metadata={"Software": None})
     if folder is not None:
         folder.mkdir(exist_ok=True)
         files.write_atomically(folder / f"{name}.png", buffer.getvalue())
     uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-    return {"title": title, "uri": uri, "points": list(_points(figure))}
-
-
-def _points(figure: Any) -> Iterator[tuple[float, float, str]]:
-    """Yields (% from the left, % from the top, value) of the points on a drawn figure's curves."""
+    points = []  # (% from the left, % from the top, value)
     for line in [line for axes in figure.axes for line in axes.lines]:
         label, along, values = line.get_label(), line.axes.get_xlabel(), line.get_xydata()
         if label.startswith("_") or len(values) > 500:  # which would overlap
             continue
         places = figure.transFigure.inverted().transform(line.get_transform().transform(values))
         for (x, y), (left, bottom) in zip(values, places, strict=True):
-            yield 100 * left, 100 * (1 - bottom), f"{label}, {along} {x:g}: {y:.4g}"
+            text = f"{label}, {along} {x:g}: {y:.4g}"
+            points.append((100 * left, 100 * (1 - bottom), text))
+    return {"title": title, "uri": uri, "points": points}
 
 
 def audited(record: Mapping[str, Any]) -> Section:
@@ -259,10 +248,7 @@ _NO_OTHER = {"model", "private", "frequencies", "count", "loss", "perplexity", "
 
 
 def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
-    """The table of models, of rows with "model", "private" and scores.
-
-    Word frequencies have "frequencies", the data that they were counted on.
-    """
+    """The table of models: "model", "private", scores; of word counts their data, "frequencies"."""
     metric = "perplexity" if language else "loss"
     titles = {metric: metric}
     if any("accuracy" in row for row in table):

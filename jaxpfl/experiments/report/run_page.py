@@ -45,12 +45,7 @@ Figure = tuple[str, str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The public files of a run, as it is after its start in `run.json`.
-
-    Attributes:
-      records: the lines of `metrics.jsonl`.
-      result: `result.json`; empty if absent.
-    """
+    """The public files of a run: `run.json`, `metrics.jsonl`, and `result.json` or an empty one."""
 
     directory: Path
     start: Mapping[str, Any] = field(repr=False)
@@ -61,9 +56,8 @@ class RunFiles:
     def read(cls, directory: Path) -> Self:
         """Reads the files; raises `InputError` if the directory holds no run."""
         if not (directory / "run.json").exists():
-            raise InputError(
-                f"{directory}: holds no run: there is no run.json{files.where(directory)}"
-            )
+            absent = f"there is no run.json{files.where(directory)}"
+            raise InputError(f"{directory}: holds no run: {absent}")
         result = directory / "result.json"
         return cls(
             directory,
@@ -148,11 +142,7 @@ def write_run_page(directory: Path) -> Path:
 def run_page(
     run: RunFiles, *, about: Sequence[tuple[Any, ...]] = (), more: Sequence[Section] = ()
 ) -> Page:
-    """Builds the page of one run.
-
-    `about` has further rows for the table that describes the figures, and `more` the sections
-    before those of the rounds.
-    """
+    """The page of one run, with further rows `about` its figures, and `more` sections."""
     start, records, result = run.start, run.records, run.result
     evaluated_on = in_words(run.evaluated_on)
     best, vocabulary = result.get("kept"), run.directory / "vocabulary.json"
@@ -234,16 +224,12 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _details(start: Mapping[str, Any], captured: Mapping[str, Any]) -> list[tuple[str, str]]:
-    details = [
-        (f"plan of the {q['label']}", json.dumps(q["plan"], indent=2)) for q in start["queries"]
-    ]
-    text = (
-        "what the client function of the {} captures, and the lines where numbers enter its "
-        "program, public by declaration"
-    )
-    details += [
-        (text.format(label), "\n".join(lines)) for label, lines in captured.items() if lines
-    ]
+    queries = start["queries"]
+    details = [(f"plan of the {q['label']}", json.dumps(q["plan"], indent=2)) for q in queries]
+    for label, lines in captured.items():
+        what = f"what the client function of the {label} captures, and the lines where numbers"
+        what = f"{what} enter its program, public by declaration"
+        details += [(what, "\n".join(lines))] if lines else []
     details.append(("the clients' source", start["population"]))
     head = "run {run}, seed {seed}, {devices} device(s), {backend}".format_map(start)
     versions = [f"{name} {number}" for name, number in start["versions"].items()]

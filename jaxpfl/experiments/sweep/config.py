@@ -25,12 +25,10 @@ OF = "of"
 
 @dataclass(frozen=True)
 class SelectionConfig(Checked):
-    """How many points `--private-selection` tries, see `privacy.selection`.
+    """The law of the secret number of points that `--private-selection` tries, and its mean.
 
-    Attributes:
-      law: of their secret number. "geometric" and "logarithmic", which costs less and tries a
-        single point more often, are at least 1; "poisson" varies least, and may be 0.
-      mean: of the law; None for the number of points in the grid.
+    "geometric" and "logarithmic", which costs less and tries a single point more often, are at
+    least 1; "poisson" varies least, and may be 0. A mean of None: the number of points in the grid.
     """
 
     law: Law = "geometric"
@@ -69,13 +67,11 @@ class Sweep:
     their mean and standard deviation.
 
     Attributes:
-      title: the file's name without its suffix.
       gap: names of the cases `from` and `to` of `results.gap_closed`, or None.
       ledger: the file that all points charge, where their configs name one.
-      selection: what a private selection draws.
     """
 
-    title: str
+    title: str  # the file's name without its suffix
     metric: str
     points: tuple[Point, ...] = field(repr=False)
     gap: tuple[str, str] | None = None
@@ -126,9 +122,18 @@ def load_sweep(
     grid: dict[str, Sequence[Any]] = dict(file.grid or {})
     for name, values in grid.items():
         if len(set(map(repr, values))) < len(values):
-            expected = f"a list of values, none of them twice, found {list(values)}"
-            raise InputError(f"{where}: grid.{name} must be {expected}")
-    cases = _cases(file.cases, where)
+            raise InputError(
+                f"{where}: grid.{name} must be a list of values, none of them twice, found "
+                f"{list(values)}"
+            )
+    pairs = file.cases.items() if isinstance(file.cases, Mapping) else ()
+    valid = [isinstance(name, str) and isinstance(fields, Mapping) for name, fields in pairs]
+    if file.cases is not None and not (valid and all(valid)):
+        raise InputError(
+            f"{where}: cases must be a mapping of names, at least one, each to a mapping of fields "
+            f"to values, found {file.cases!r}"
+        )
+    cases = {name: dict(fields) for name, fields in pairs}
     # A case may be of another experiment.
     bases = {case: fields.pop("base", file.base) for case, fields in cases.items()}
     bases = {None: file.base, **bases}
@@ -145,41 +150,25 @@ def load_sweep(
         first = checks.non_negative_int(SEED, grid.pop(SEED, [given])[0])
         number = min(checks.positive_int("--seeds", seeds), MOST_POINTS + 1)
         grid[SEED] = range(first, first + number)
-    gap = _gap(file.gap, cases, where)
+    gap = file.gap
+    if gap is not None:
+        if set(gap) != {"from", "to"} or gap["from"] == gap["to"]:
+            form = "{from: CASE, to: CASE}, two cases"
+            raise InputError(f"{where}: gap must be {form}, found {gap!r}")
+        for end, case in gap.items():
+            checks.one_of(f"{where}: gap.{end}", case, tuple(cases))
     points = _points(bases, grid, cases, where)
     ledger = _checked(points, file.metric, where)
-    return Sweep(path.stem, file.metric, points, gap, ledger, file.selection)
-
-
-def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
-    names = cases.items() if isinstance(cases, Mapping) else ()
-    valid = [isinstance(name, str) and isinstance(fields, Mapping) for name, fields in names]
-    if cases is not None and not (valid and all(valid)):
-        raise InputError(
-            f"{where}: cases must be a mapping of names, at least one, each to a mapping of fields "
-            f"to values, found {cases!r}"
-        )
-    return {name: dict(fields) for name, fields in names}
-
-
-def _gap(
-    gap: dict[str, str] | None, cases: dict[str, dict[str, Any]], where: str
-) -> tuple[str, str] | None:
-    if gap is None:
-        return None
-    if set(gap) != {"from", "to"} or gap["from"] == gap["to"]:
-        raise InputError(f"{where}: gap must be {{from: CASE, to: CASE}}, two cases, found {gap!r}")
-    for end, case in gap.items():
-        checks.one_of(f"{where}: gap.{end}", case, tuple(cases))
-    return gap["from"], gap["to"]
+    ends = None if gap is None else (gap["from"], gap["to"])
+    return Sweep(path.stem, file.metric, points, ends, ledger, file.selection)
 
 
 def _checked(points: Sequence[Point], metric: str, where: str) -> Path | None:
     """The ledger that all points name, or None; refuses a metric that one of them will not have."""
     for point in points:
-        known = getattr(point.config, "metrics", [metric])
-        if metric not in known:
-            names = f"in the results of {point.name}, one of {', '.join(sorted(known))}"
+        metrics = getattr(point.config, "metrics", [metric])
+        if metric not in metrics:
+            names = f"in the results of {point.name}, one of {', '.join(sorted(metrics))}"
             raise InputError(f"{where}: metric must be a number {names}, found {metric!r}")
     privacy = (getattr(point.config, "privacy", None) for point in points)
     ledgers = {section and section.ledger for section in privacy}
@@ -206,8 +195,7 @@ def _points(
         fields = dict(cases[case]) if case is not None else {}
         for both in sorted(fields.keys() & grid.keys()):
             raise InputError(
-                f"{where}: {both} must be in grid or in a case, found it in grid and in the case "
-                f"{case!r}"
+                f"{where}: {both} must be in grid or in the case {case!r}, not in both"
             )
         values = dict(zip(grid, combination, strict=True))
         fields |= values

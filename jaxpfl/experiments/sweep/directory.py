@@ -8,8 +8,8 @@
       failed.json      why the last attempt failed, in one sentence
       point.yaml       its config, where it was a command of its own
 
-The kernel releases a lock when its process ends, however it ends: what a killed process left is
-resumed by the next one. Processes on several machines need a file system that shares `flock`.
+The kernel releases a lock when its process ends: what a killed process left is resumed by the next
+one. Processes on several machines need a file system that shares `flock`.
 """
 
 import json
@@ -34,16 +34,16 @@ POINTS, LOCK = "points", "sweep.lock"
 SELECTION = "private/selection"
 """The secret of a private selection, see `selection`."""
 _FINISHED = "point.json"
-_FAILED = "failed.json"
+FAILED = "failed.json"
 _TRACEBACK = "private/failure.txt"
 
 
 def begin(sweep: Sweep, out: Path, selected_by: Mapping[str, Any] | None = None) -> None:
     """Writes what the sweep is to its directory, in which no points of another may have begun.
 
-    `selected_by` is how a private selection draws its points; None for a sweep that shows them all.
+    `selected_by` is how a private selection draws its points; None where all are shown.
     """
-    described = {
+    content = {
         "title": sweep.title,
         "metric": sweep.metric,
         "gap": sweep.gap,
@@ -53,7 +53,7 @@ def begin(sweep: Sweep, out: Path, selected_by: Mapping[str, Any] | None = None)
         ],
         **({} if selected_by is None else {"selection": selected_by}),
     }
-    text = json.dumps(described, indent=1) + "\n"
+    text = json.dumps(content, indent=1) + "\n"
     for source in re.findall(r'"(\$\{?JAXPFL_DATA\b[^"?]*)', text):
         # Refuses the folder of data where the environment does not say where that is.
         expanded(source)
@@ -105,7 +105,7 @@ class PointFolder:
     def failure(self) -> bytes | None:
         """The record of a failed attempt, different from any other's; None without one."""
         with suppress(FileNotFoundError):
-            return (self.path / _FAILED).read_bytes()
+            return (self.path / FAILED).read_bytes()
 
     @contextmanager
     def claimed(self) -> Iterator[bool]:
@@ -115,7 +115,7 @@ class PointFolder:
             yield free is not None
 
     def state(self) -> PointState:
-        result, finished, failed = self.path / RESULT, self.path / _FINISHED, self.path / _FAILED
+        result, finished, failed = self.path / RESULT, self.path / _FINISHED, self.path / FAILED
         try:
             if finished.exists():
                 sha256 = files.read_record(finished, {"sha256": str})["sha256"]
@@ -134,13 +134,8 @@ class PointFolder:
                 return PointState("failed", error=_sentence(error))
         return PointState("unfinished")
 
-    def begin(self) -> None:
-        """Forgets the last failure."""
-        (self.path / _FAILED).unlink(missing_ok=True)
-
     def finish(self) -> None:
-        sha256 = files.sha256_file(self.path / RESULT)
-        files.write_json(self.path / _FINISHED, {"sha256": sha256})
+        files.write_json(self.path / _FINISHED, {"sha256": files.sha256_file(self.path / RESULT)})
 
     def fail(self, error: Exception) -> None:
         """Records why an attempt failed; a fault of the program is kept for the owner alone."""
@@ -149,7 +144,7 @@ class PointFolder:
             text = "".join(traceback.format_exception(error))
             files.write_atomically(path, text, mode=0o600)
         record = {"error": _sentence(error), "attempt": os.urandom(8).hex()}
-        files.write_json(self.path / _FAILED, record)
+        files.write_json(self.path / FAILED, record)
 
 
 def _sentence(error: BaseException) -> str:
@@ -159,9 +154,6 @@ def _sentence(error: BaseException) -> str:
         # Its name may be a person's.
         return str(error).replace(files.where("."), " in the working folder")
     if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
-    return (
-        f"{type(error).__name__}, a fault of the program or the machine: {_TRACEBACK} in the "
-        "point's folder says where"
-    )
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    fault = f"{type(error).__name__}, a fault of the program or the machine"
+    return f"{fault}: {_TRACEBACK} in the point's folder says where"

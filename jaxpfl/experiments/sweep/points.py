@@ -1,11 +1,10 @@
 """Carries out the points of a sweep, one after the other in this process.
 
 The points share compiled programs, which depend on shapes and not on the noise. With a launcher,
-each is a `jaxpfl run` on several hosts instead. A finished point is not repeated. An interrupted
-point is resumed, and ends in the same bits. A point that fails is recorded, and the others go on;
-the next call tries it again. Several processes may work on one directory at once, see `directory`:
-each takes the next free point until none is left. Workers of Ray are such processes, and all
-machines must see the directory under the same path.
+each is a `jaxpfl run` on several hosts instead. A finished point is not repeated, an interrupted
+one is resumed, and one that fails is recorded, and tried again by the next call. Several processes,
+such as workers of Ray, may work on one directory at once, see `directory`: each takes the next free
+point until none is left. All machines must see the directory under the same path.
 """
 
 import errno
@@ -21,7 +20,7 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.launch import Start, cluster, record_in
 from jaxpfl.experiments.sweep.config import Point, Sweep
-from jaxpfl.experiments.sweep.directory import PointFolder, begin
+from jaxpfl.experiments.sweep.directory import FAILED, PointFolder, begin
 from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
@@ -35,9 +34,9 @@ def run_sweep(
 ) -> SweepOutcome:
     """Carries out the unfinished points of `sweep` in the directory `out`.
 
-    Points that another process is carrying out are left to it. The table is of what is there when
-    this process has nothing left to do. After `Interrupted`, the same call continues the sweep.
-    `carry` is `launched` by what starts a command on several hosts; None = in this process.
+    Points of another process are left to it. The table is of what is there when this process has
+    nothing left to do. After `Interrupted`, the same call continues the sweep. `carry` is
+    `launched` by what starts a command on several hosts; None = in this process.
     """
     mesh.require_one_process("a sweep", "--launcher and --hosts share each point among several")
     if carry is None:
@@ -80,14 +79,13 @@ def carry_out_point(point: Point, folder: PointFolder, earlier: bytes | None, ca
             return False
         if folder.finished or folder.failure not in (None, earlier):
             return True
-        folder.begin()
+        (folder.path / FAILED).unlink(missing_ok=True)
         try:
             carry(point, folder)
             folder.finish()
         except Exception as error:
             # The run of a locked point, or a folder that runs share, is used by another process.
-            busy = isinstance(error, RunLocked)
-            if not busy:
+            if not (busy := isinstance(error, RunLocked)):
                 folder.fail(error)
             after = f"interrupted after the point {point.name}; the same command goes on"
             require_none_answered(error, after)
@@ -140,8 +138,7 @@ def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> 
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
             except ray.exceptions.RayError:
-                # The worker is lost; the table lists what it left unfinished.
-                continue
+                pass  # The worker is lost; the table lists what it left unfinished.
     return collect(sweep, out)
 
 

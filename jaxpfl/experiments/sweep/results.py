@@ -1,14 +1,17 @@
 """Compares the points of a sweep that are there: values, means, and the way between two cases.
 
-sweep.json   every point, and every combination of values over its repetitions
-table.csv    the latter
+sweep.json             every point, and every combination of values over its repetitions
+table.csv              the latter
 report.html, plots/
+private/costs.csv      a row for each finished point; times depend on what sampled clients hold
 """
 
+import csv
+import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,6 @@ from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.records.cautions import mean_and_deviation, of_points
 from jaxpfl.experiments.report.page import joined
 from jaxpfl.experiments.sweep.config import CASE, OF, SEED, Point, Sweep
-from jaxpfl.experiments.sweep.costs import write_costs, write_csv
 from jaxpfl.experiments.sweep.directory import LOCK, PointFolder, PointState
 from jaxpfl.experiments.sweep.page import NOT_PRIVATE, write_sweep_page
 from jaxpfl.privacy import accounting, events
@@ -30,6 +32,7 @@ SIMULATION = (
     "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
     "What is published of several points costs the sum of them."
 )
+_BYTES = 4  # of a coordinate, float32
 REPEATED = " So does a mean over repetitions: each of them is a point that spent its own epsilon."
 
 
@@ -63,18 +66,24 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     with files.lock(out / LOCK, wait=True):
         folders = [PointFolder.of(point, out) for point in sweep.points]
         states = [folder.state() for folder in folders]
-        points = [
-            point_of(point, state, sweep.metric)
-            for point, state in zip(sweep.points, states, strict=True)
-        ]
-        write_costs(out, points, folders)
+        pairs = zip(sweep.points, states, strict=True)
+        points = [point_of(point, state, sweep.metric) for point, state in pairs]
+        costs = []
+        for point, folder in zip(points, folders, strict=True):
+            if point["state"] == "finished":
+                public = planned_cost(folder.path)
+                point |= public
+                costs.append({"point": point["point"], **public, **time_taken(folder.path)})
+        if costs:
+            path = files.private_directory(out / "private") / "costs.csv"
+            _write_csv(path, costs, mode=0o600)
         rows = rows_of(sweep, points)
         shared = spent_on(sweep)
         note = SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else "")
+        if shared:
+            note = f"All releases on the ledger together cost {shared[-1]['statement']}"
         record = {
-            "note": f"All releases on the ledger together cost {shared[-1]['statement']}"
-            if shared
-            else note,
+            "note": note,
             "ledger": shared,
             "metric": sweep.metric,
             "rows": rows,
@@ -83,7 +92,11 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
         }
         if sweep.gap:
             start, end = sweep.gap
-            if not is_ahead(sweep, rows):
+            # The rows of each case have the other values in the same order.
+            means = ([row["mean"] for row in rows if row[CASE] == case] for case in sweep.gap)
+            pairs = [pair for pair in zip(*means, strict=True) if None not in pair]
+            sign = 1 if higher_is_better(sweep.metric) else -1
+            if not all(sign * (last - first) > 0 for first, last in pairs):
                 without = f"{end} is not ahead of {start} in {sweep.metric}"
                 record["cautions"].append(f"{without}: the way between them means nothing.")
             gaps = [(row[CASE], row["gap"]) for row in rows if row["gap"] is not None]
@@ -93,10 +106,19 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
                 where = f"Ahead of {end} in {sweep.metric}"
                 record["cautions"].append(f"{where}: {ahead}. {end} is no ceiling.")
         files.write_json(out / "sweep.json", record)
-        write_csv(out / "table.csv", rows)
+        _write_csv(out / "table.csv", rows)
         write_sweep_page(out, sweep, record)
         files.without_times(out)
     return SweepOutcome(out, record)
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]], *, mode: int = 0o644) -> None:
+    """Writes rows of the same names as a table, whole or not at all."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write_atomically(path, buffer.getvalue(), mode=mode)
 
 
 def point_of(point: Point, state: PointState, metric: str) -> dict[str, Any]:
@@ -129,9 +151,9 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | dict[str, float 
     several corpora or models it has several, by name.
     """
     metrics = result.get("metrics", {})
-    found = {**metrics, **(metrics.get("evaluation") or {}), "evaluation": ""}
+    scores = {**metrics, **(metrics.get("evaluation") or {}), "evaluation": ""}
     kinds = (int, float, dict, type(None))
-    values = {name: _finite(value) for name, value in found.items() if type(value) in kinds}
+    values = {name: _finite(value) for name, value in scores.items() if type(value) in kinds}
     if metric not in values:
         raise InputError(
             f"metric must be a number in the points' results, one of {', '.join(sorted(values))}, "
@@ -153,19 +175,16 @@ def rows_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
         return summary(sweep, points)
     rows = []
     for name in dict.fromkeys(name for value in values for name in value):
-        own = [{**p, "value": _part(p["value"], name)} if "value" in p else p for p in points]
-        rows += [{OF: _number(name), **row} for row in summary(sweep, own)]
+        own = []
+        for point in points:
+            value = point.get("value")
+            one = value.get(name) if isinstance(value, dict) else None
+            own.append({**point, "value": one} if "value" in point else point)
+        # 99% and 0.01 are numbers, on an axis.
+        digits = name.removesuffix("%")
+        of = json.loads(digits) if re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?", digits) else name
+        rows += [{OF: of, **row} for row in summary(sweep, own)]
     return rows
-
-
-def _part(value: Any, name: str) -> float | None:
-    return value.get(name) if isinstance(value, dict) else None
-
-
-def _number(name: str) -> Any:
-    """A name such as 99% or 0.01 as its number, others as they are."""
-    digits = name.removesuffix("%")
-    return json.loads(digits) if re.fullmatch(r"(0|[1-9]\d*)(\.\d+)?", digits) else name
 
 
 def spent_on(sweep: Sweep) -> list[dict[str, Any]]:
@@ -225,16 +244,6 @@ def _repetitions(sweep: Sweep, field: str) -> list[list[int]]:
     return list(groups.values())
 
 
-def is_ahead(sweep: Sweep, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the gap's `to` has better means than its `from`, where both have one."""
-    assert sweep.gap is not None
-    sign = 1 if higher_is_better(sweep.metric) else -1
-    # The rows of each case have the other values in the same order.
-    starts, ends = ([row["mean"] for row in rows if row[CASE] == case] for case in sweep.gap)
-    pairs = zip(starts, ends, strict=True)
-    return all(sign * (end - start) > 0 for start, end in pairs if None not in (start, end))
-
-
 def higher_is_better(metric: str) -> bool:
     """Of accuracies and a classifier's score; of other metrics lower is better."""
     return "accuracy" in metric or metric in ("classifier_score", "average_precision")
@@ -257,3 +266,47 @@ def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | Non
             if value is not None and start is not None and end is not None and start != end:
                 closed[index] = 100 * ((value - start) / (end - start))
     return closed
+
+
+def planned_cost(folder: Path) -> dict[str, float | None]:
+    """What a point's plans, and so its config, say of its clients' releases; public.
+
+    "uploads" are the bytes that the planned clients of all rounds send; "noise_multiplier" is of
+    the query to which they send most. None where plans are for examples, or nothing was released.
+    """
+    sent: list[tuple[int, float]] = []
+    for run, rounds in _runs(folder):
+        coordinates = {line["query"]: line["coordinates"] for line in rounds}
+        for query in run["queries"]:
+            plan = query["plan"]
+            if query["label"] in coordinates and plan["unit"] == "client":
+                clients = plan["clients_per_round"] * plan["rounds"]
+                size = _BYTES * clients * coordinates[query["label"]]
+                sent.append((size, plan["noise_multiplier"]))
+    if not sent:
+        return {"noise_multiplier": None, "uploads": None}
+    return {"noise_multiplier": max(sent)[1], "uploads": sum(size for size, _ in sent)}
+
+
+def time_taken(folder: Path) -> dict[str, float | None]:
+    """What a point's releases took; PRIVATE.
+
+    "seconds" are from a run's beginning to its last release, over all runs of the point;
+    "clients_a_second" is without the first release of each run, which compiles.
+    """
+    seconds, later, clients = 0.0, 0.0, 0
+    for _, rounds in _runs(folder):
+        # A run that was resumed counts from its resumption on, and compiles again.
+        for before, line in zip([{"seconds": math.inf}, *rounds], rounds, strict=False):
+            first = line["seconds"] < before["seconds"]
+            took = line["seconds"] - (0.0 if first else before["seconds"])
+            seconds += took
+            later, clients = later + took * (not first), clients + line["clients"] * (not first)
+    return {"seconds": seconds or None, "clients_a_second": clients / later if later else None}
+
+
+def _runs(folder: Path) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each run of a point, and its private record of releases."""
+    for path in sorted(folder.rglob("private/rounds.jsonl")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield files.read_record(path.parents[1] / "run.json"), [json.loads(line) for line in lines]

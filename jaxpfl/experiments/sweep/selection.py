@@ -8,9 +8,8 @@
     private/points/N/    the runs of all points, with their own ledgers; N counts from 1
 
 The number of points is drawn, and each point uniformly from the grid, with replacement. Everything
-is charged once, before the first point. How many points there were, and all of them but the best,
-stay in private/. After a kill the same command goes on: the secret is the same, and with it the
-number, the points and the identity of the charge.
+is charged once, before the first point. After a kill the same command goes on: the secret is the
+same, and with it the number, the points and the identity of the charge.
 """
 
 import json
@@ -32,7 +31,7 @@ from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import saved_secret
 from jaxpfl.experiments.export import export_selected
 from jaxpfl.experiments.registry import ONE_RUN, system_of
-from jaxpfl.experiments.report.page import Page, Section, Table, page_lines, write_page
+from jaxpfl.experiments.report.page import Page, Section, Table, write_page
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import SELECTION, PointFolder, begin
 from jaxpfl.experiments.sweep.points import carry_out_point, here
@@ -64,8 +63,7 @@ class Selection:
     @cached_property
     def mean(self) -> float:
         """The expected number of points: the config's, else as many as the grid has."""
-        given = self.sweep.selection.mean
-        return float(len(self.sweep.points)) if given is None else given
+        return float(self.sweep.selection.mean or len(self.sweep.points))
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
@@ -75,6 +73,10 @@ class Selection:
           InputError: a point is not private, or costs something else than the others.
         """
         first, target = self.sweep.points[0], _epsilon_of(self.sweep.points[0].config)
+
+        def guarantee_at(z: float) -> Guarantee:
+            return self._guarantee(_alone(first.config, z), self._selected)
+
         for point in self.sweep.points:
             if point.config.system not in ONE_RUN:
                 raise InputError(
@@ -91,9 +93,11 @@ class Selection:
                     f"{point.name}: --private-selection needs private points, whose noise is not "
                     "reproducible and whose clients are not simulated"
                 )
-        z = 1.0 if target is None else smallest_multiplier(self._guarantee_at, target)
+        z = 1.0 if target is None else smallest_multiplier(guarantee_at, target)
         points = tuple(replace(p, config=_alone(p.config, z)) for p in self.sweep.points)
-        costs = [self._cost(point.config) for point in points]
+        guarantees = [self._guarantee(point.config) for point in points]
+        # Counts have no adjacency, which may differ between releases that cost the same.
+        costs = [(events.counts(g.event), g.delta, g.unit, g.adjacency) for g in guarantees]
         for point, cost in zip(points, costs, strict=True):
             if cost != costs[0]:
                 raise InputError(
@@ -120,23 +124,21 @@ class Selection:
 
     def facts(self) -> list[tuple[str, str]]:
         """What is tried and what it costs; public, and known beforehand."""
-        law, delta = self.sweep.selection.law, f"delta = {self.one.delta:g}"
-        rows = (
-            ("the selection", self.guarantee),
-            ("one point alone", self.one),
-            ("each of the grid once", self.naive),
-        )
-        grid = f"{len(self.points)} points, drawn with replacement"
-        number = f"secret; {law}, on average {self.mean:g}"
-        costs = [(f"epsilon of {name}", rounded_up(g.epsilon())) for name, g in rows]
-        costs = [(name, f"{epsilon} at {delta}") for name, epsilon in costs]
-        return [("the grid", grid), ("the number of points that are tried", number), *costs]
+        guarantees = {
+            "the selection": self.guarantee,
+            "one point alone": self.one,
+            "each of the grid once": self.naive,
+        }
+        number = f"secret; {self.sweep.selection.law}, on average {self.mean:g}"
+        facts = [("the grid", f"{len(self.points)} points, drawn with replacement")]
+        facts.append(("the number of points that are tried", number))
+        for name, guarantee in guarantees.items():
+            epsilon = rounded_up(guarantee.epsilon())
+            facts.append((f"epsilon of {name}", f"{epsilon} at delta = {guarantee.delta:g}"))
+        return facts
 
     def _selected(self, event: DpEvent) -> DpEvent:
         return RepeatAndSelectDpEvent(event, self.mean, selection.SHAPES[self.sweep.selection.law])
-
-    def _guarantee_at(self, z: float) -> Guarantee:
-        return self._guarantee(_alone(self.sweep.points[0].config, z), self._selected)
 
     def _guarantee(
         self, config: Any, made_of: Callable[[DpEvent], DpEvent] = lambda one: one
@@ -147,11 +149,6 @@ class Selection:
             raise InputError("the releases of a selection's points must protect one unit")
         event = made_of(ComposedDpEvent([plan.event() for plan in plans]))
         return Guarantee.of_events([event], plans[0].delta, plans[0].unit)
-
-    def _cost(self, config: Any) -> tuple[Any, ...]:
-        alone = self._guarantee(config)
-        # Counts have no adjacency, which may differ between releases that cost the same.
-        return events.counts(alone.event), alone.delta, alone.unit, alone.adjacency
 
     def _study(self, config: Any) -> Any:
         return system_of(config.system).part("study").Study(config, self.clients)
@@ -200,32 +197,26 @@ def select(sweep: Sweep, out: str | Path) -> dict[str, Any]:
                 "Begin another selection with another --out"
             )
         secret = saved_secret(place, reproducible_seed=None, purpose="selection")
-        ledger = sweep.ledger or out / "ledger.jsonl"
-        _charge(chosen, secret, ledger)
-        number = selection.number(
-            sweep.selection.law, chosen.mean, secret.seed("selection", "number")
-        )
+        path, name = sweep.ledger or out / "ledger.jsonl", secret.public_name
+        # The whole selection is charged, once, before anybody is asked.
+        (event,) = events.counts(chosen.guarantee.event)
+        content = {
+            "event": events.to_json(event),
+            "metric": sweep.metric,
+            "points": [[point.name, repr(point.config)] for point in chosen.points],
+        }
+        identity = secret.digest("charge", json.dumps(content, sort_keys=True))
+        privacy = getattr(config, "privacy", None)
+        budget = None if privacy is None else budget_of(privacy)
+        with Ledger(path, chosen.clients, budget=budget, unit=chosen.one.unit) as ledger:
+            label = f"private selection of {sweep.title}"
+            ledger.charge(event, label, run=name, round=1, identity=identity)
+        draw = secret.seed("selection", "number")
+        number = selection.number(sweep.selection.law, chosen.mean, draw)
         runs = list(_carried_out(chosen, secret, number, private / "points"))
-        record = _released(chosen, runs, out, ledger, secret.public_name)
+        record = _released(chosen, runs, out, path, name)
         files.write_json(out / RECORD, record)
         return record
-
-
-def _charge(chosen: Selection, secret: Any, path: Path) -> None:
-    """Charges the whole selection, once, before anybody is asked."""
-    (event,) = events.counts(chosen.guarantee.event)
-    sweep = chosen.sweep
-    content = {
-        "event": events.to_json(event),
-        "metric": sweep.metric,
-        "points": [[point.name, repr(point.config)] for point in chosen.points],
-    }
-    identity = secret.digest("charge", json.dumps(content, sort_keys=True))
-    privacy = getattr(sweep.points[0].config, "privacy", None)
-    budget = None if privacy is None else budget_of(privacy)
-    with Ledger(path, chosen.clients, budget=budget, unit=chosen.one.unit) as ledger:
-        label = f"private selection of {sweep.title}"
-        ledger.charge(event, label, run=secret.public_name, round=1, identity=identity)
 
 
 def _carried_out(
@@ -261,15 +252,11 @@ def _carried_out(
 
 
 def _released(
-    chosen: Selection,
-    runs: Sequence[tuple[Point, PointFolder]],
-    out: Path,
-    path: Path,
-    name: str,
+    chosen: Selection, runs: Sequence[tuple[Point, PointFolder]], out: Path, path: Path, name: str
 ) -> dict[str, Any]:
     """Writes what the best point made, the certificate and the page; returns the record."""
-    sweep, ledger, delta = chosen.sweep, Ledger.read(path), chosen.one.delta
-    statement = both_statements(ledger, [name], delta)
+    sweep, delta = chosen.sweep, chosen.one.delta
+    statement = both_statements(Ledger.read(path), [name], delta)
     statement += "; the best of a secret random number of points"
     system = sweep.points[0].config.system
     plans = system_of(system).part("study").Study(chosen.points[0].config, chosen.clients).plans
@@ -309,12 +296,11 @@ def _released(
 
 
 def _rank(metric: str, scored: Mapping[str, Any]) -> float:
-    """Larger for a better score; a score is by data declared public, or has noise of its own, as
-    all results of a private run."""
+    """Larger for a better score, which is by data declared public, or has noise of its own."""
     value = scored["value"]
     if isinstance(value, dict) or not scored["private"]:
-        found = "several" if scored["private"] else "one that is not private"
-        raise InputError(f"metric {metric!r} must be one private number of a point, found {found}")
+        other = "several" if scored["private"] else "one that is not private"
+        raise InputError(f"metric {metric!r} must be one private number of a point, found {other}")
     if value is None:
         return -math.inf
     return value if higher_is_better(metric) else -value
@@ -337,8 +323,3 @@ def page_of(record: Mapping[str, Any]) -> Page:
             Section("What was tried, and what it costs", table=tried),
         ],
     )
-
-
-def lines(record: Mapping[str, Any]) -> list[str]:
-    """The page as text for a terminal."""
-    return page_lines(page_of(record))

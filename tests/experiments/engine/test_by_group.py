@@ -6,7 +6,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.data.columns import text_array
-from jaxpfl.experiments.engine.by_group import SIMULATION
+from jaxpfl.experiments.engine.by_client import SIMULATION
 from tests.algorithms.systems import Linear
 from tests.algorithms.test_fed_avg_variants import SIZES, population
 from tests.federated.test_local_training import DIM

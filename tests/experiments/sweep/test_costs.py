@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxpfl.experiments.sweep import costs
+from jaxpfl.experiments.sweep.results import planned_cost, time_taken
 
 
 def run_in(folder, queries, rounds):
@@ -32,12 +32,12 @@ def test_uploads_and_noise_are_of_the_plans_and_times_of_all_attempts_of_all_run
     update = [("update", 9, 50, 3.0), ("update", 11, 50, 4.0), ("update", 12, 50, 1.0)]
     run_in(tmp_path, {"update": (10, 3, 0.5)}, update)
     # 100 x 1 + 100 x 8 + 30 x 50 numbers of four bytes, most of them updates.
-    assert costs.planned(tmp_path) == {"noise_multiplier": 0.5, "uploads": 4 * 2400}
+    assert planned_cost(tmp_path) == {"noise_multiplier": 0.5, "uploads": 4 * 2400}
     # The last run was resumed after its second release. The first one of each run compiles.
-    taken = costs.taken(tmp_path)
+    taken = time_taken(tmp_path)
     assert taken["seconds"] == pytest.approx(5 + 4 + 1)
     assert taken["clients_a_second"] == pytest.approx((90 + 11) / (3 + 1))
 
 
 def test_a_point_without_releases_has_no_costs(tmp_path):
-    assert set({**costs.planned(tmp_path), **costs.taken(tmp_path)}.values()) == {None}
+    assert set({**planned_cost(tmp_path), **time_taken(tmp_path)}.values()) == {None}

@@ -26,8 +26,8 @@ from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine.setting import Result
-from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.report.chosen import of_division
 from jaxpfl.experiments.systems.chosen_corpus.config import JUDGE
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study

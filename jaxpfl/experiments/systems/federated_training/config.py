@@ -10,7 +10,7 @@ from jaxpfl.checked import Checked, OpenFraction, Positive, PositiveInt
 from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import MultiLabelConfig, PublishedDecoderConfig
-from jaxpfl.experiments.engine.on_round import KeepBest
+from jaxpfl.experiments.engine.setting import KeepBest
 from jaxpfl.models.mlp import MLP
 from jaxpfl.privacy.guarantee import Unit
 from jaxpfl.privacy.simulated import LargerPopulation

@@ -15,7 +15,7 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.engine.by_client import Personal
 from jaxpfl.experiments.engine.evaluate import check_examples
-from jaxpfl.experiments.engine.final_state import final_params, planned
+from jaxpfl.experiments.engine.rounds import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.config import Config

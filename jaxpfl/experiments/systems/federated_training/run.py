@@ -35,8 +35,8 @@ from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.records.cautions import OURS
-from jaxpfl.experiments.records.division import of_division
 from jaxpfl.experiments.report import chosen
+from jaxpfl.experiments.report.chosen import of_division
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates

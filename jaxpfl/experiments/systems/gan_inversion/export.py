@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.description import Clients
-from jaxpfl.experiments.engine.final_state import final_params, planned
+from jaxpfl.experiments.engine.rounds import final_params, planned
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.experiments.systems.gan_inversion.study import Study

@@ -7,7 +7,7 @@ from typing import Any
 from jaxpfl.data.open import fields_of
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.description import Clients
-from jaxpfl.experiments.engine.final_state import final_params, planned
+from jaxpfl.experiments.engine.rounds import final_params, planned
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.experiments.systems.oov_concatenation.study import Study

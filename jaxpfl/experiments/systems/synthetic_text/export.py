@@ -16,8 +16,8 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import build_algorithm
-from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
 from jaxpfl.experiments.engine.phases import Phases, missing
+from jaxpfl.experiments.engine.rounds import check_statement, final_params, planned
 from jaxpfl.experiments.records.artifacts import Artifacts, verified
 from jaxpfl.experiments.systems import ARTIFACTS, base
 from jaxpfl.experiments.systems.synthetic_text.config import (

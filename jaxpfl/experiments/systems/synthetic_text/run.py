@@ -26,7 +26,7 @@ from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.records.cautions import OURS
-from jaxpfl.experiments.records.division import of_division
+from jaxpfl.experiments.report.chosen import of_division
 from jaxpfl.experiments.report.leakage import write_leakage
 from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.synthetic_text.config import ASKING, CENTRAL, FED_AVG, WRITING

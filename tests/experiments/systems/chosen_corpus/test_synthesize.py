@@ -11,7 +11,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.cli import main, parser
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.synthesize import config_of
+from jaxpfl.experiments.own_table import config_of
 from jaxpfl.experiments.systems.chosen_corpus import run as corpus_run
 from jaxpfl.experiments.systems.chosen_corpus import study as corpus_study
 from jaxpfl.privacy import Ledger, verify

@@ -7,8 +7,8 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.own_table import config_of
 from jaxpfl.experiments.records.artifacts import Artifact
-from jaxpfl.experiments.synthesize import config_of
 from jaxpfl.experiments.systems.chosen_corpus import run as corpus_run
 from jaxpfl.experiments.systems.chosen_corpus.author import Author
 from jaxpfl.privacy import Ledger
