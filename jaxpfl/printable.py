@@ -4,6 +4,7 @@ A terminal acts upon control characters, and a reader is misled by those that hi
 lines. All text that a command prints or a page shows passes through `printable`.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from html import escape
@@ -37,6 +38,7 @@ def in_one_line(text: str) -> str:
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
+@functools.cache
 def template(package: str, name: str) -> Any:
     """A template of Jinja among the files of a package; HTML is escaped in one of .html.
 

@@ -79,9 +79,7 @@ def flat_without_privacy(
 ) -> Plan:
     """`Plan.without_privacy` with these parts; `others` are its other arguments."""
     return Plan.without_privacy(
-        clip=Clip(clip_norm),
-        participation=of(sampling, population, clients_per_round),
-        **others,
+        clip=Clip(clip_norm), participation=of(sampling, population, clients_per_round), **others
     )
 
 

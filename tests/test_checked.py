@@ -20,11 +20,7 @@ class Settings(Checked):
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {},
-        {"ladder": (1, 2), "decay": 0, "kind": None},
-        {"ladder": [1, 2], "kind": "per_layer"},
-    ],
+    [{}, {"ladder": (1, 2), "decay": 0, "kind": None}, {"ladder": [1, 2], "kind": "per_layer"}],
 )
 def test_what_a_type_allows_is_taken_as_it_is(given):
     found = Settings(**given)

@@ -272,10 +272,7 @@ def test_notebooks_are_small_enough_to_clone():
     ids=_name,
 )
 def test_notebook_runs_on_small_settings(
-    notebook: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ):
     if notebook.stem == "one_look":
         request.getfixturevalue("data_folder")

@@ -15,10 +15,7 @@ from jaxpfl.algorithms import Algorithm
 
 CLIENTS = 12
 IMAGES = {
-    f"c{number}": {
-        "image": np.zeros((2, 8, 8, 1), np.float32),
-        "label": np.array([0, number % 3]),
-    }
+    f"c{number}": {"image": np.zeros((2, 8, 8, 1), np.float32), "label": np.array([0, number % 3])}
     for number in range(CLIENTS)
 }
 MODEL = jp.models.classifier_cnn((8, 8, 1), 3)
@@ -102,9 +99,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a dictionary of clients": (lambda: run(clients=IMAGES), "clients from_clients dict"),
     "clients without the column": (
-        lambda: run(
-            clients=jp.data.from_clients({c: {"x": np.zeros(2)} for c in IMAGES}),
-        ),
+        lambda: run(clients=jp.data.from_clients({c: {"x": np.zeros(2)} for c in IMAGES})),
         "'image' found x",
     ),
     "images of another shape": (

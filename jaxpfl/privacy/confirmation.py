@@ -101,6 +101,7 @@ def renyi_epsilon(
     return 0.0 if -math.expm1(-least) < delta**2 else max(best, 0.0)
 
 
+@functools.lru_cache(maxsize=64)
 def selected_epsilon(
     rounds: tuple[Round, ...], delta: float, gaussian_mu: float, mean: float, shape: float
 ) -> float:

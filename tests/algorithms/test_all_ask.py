@@ -20,7 +20,8 @@ def same(one: Asked, other: Asked) -> bool:
     return jax.tree.all(found)
 
 
-@every_system()
+# POPri's many programs are traced twice here; its study's tests read its charges, and its bits.
+@every_system("popri")
 def test_its_cost_is_known_before_it_starts_and_any_other_run_is_charged(system, tmp_path):
     """TRUST 29: the ledger ends with the events that the algorithm's queries stated.
 

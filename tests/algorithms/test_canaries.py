@@ -65,7 +65,10 @@ def test_the_coordinate_of_a_score_or_vote_shows_who_is_in(kind, clip_norm):
     assert_shows(Game((plan(clip_norm=clip_norm),), CANARIES, questions=questions))
 
 
-@pytest.mark.parametrize(("labels", "shares"), [(1, (1.0,)), (3, (1.0,)), (3, (0.7, 0.3))])
+@pytest.mark.parametrize(
+    ("labels", "shares"),
+    [(1, (1.0,)), pytest.param(3, (1.0,), marks=pytest.mark.long), (3, (0.7, 0.3))],
+)
 def test_the_moments_show_who_is_in(labels, shares):
     """The sum and the second moment, and not the count; of labels those of each canary's own."""
     settings = {"clip_norm": 0.5, "labels": labels, "shares": shares}
@@ -122,7 +125,7 @@ class SecondUnclipped(TwoParts):
 @pytest.mark.parametrize(
     ("algorithm", "parts", "asking_of", "flagged"),
     [
-        (SCAFFOLD, TwoParts, None, False),
+        pytest.param(SCAFFOLD, TwoParts, None, False, marks=pytest.mark.long),
         # Clients clip both parts, before the door does.
         (SCAFFOLD, TwoParts, "no clip", False),
         (SCAFFOLD, SecondUnclipped, "no clip", True),

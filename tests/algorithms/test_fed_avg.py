@@ -94,12 +94,7 @@ NEEDS_MORE = {
 @pytest.mark.parametrize("words", NEEDS_MORE)
 @pytest.mark.parametrize("place", ["client", "server", "LocalTraining"])
 def test_what_is_no_optimiser_of_gradients_is_refused_before_the_run(words, place):
-    given = {
-        "client": CLIENT,
-        "server": SERVER,
-        "plan": NO_PRIVACY,
-        place: NEEDS_MORE[words],
-    }
+    given = {"client": CLIENT, "server": SERVER, "plan": NO_PRIVACY, place: NEEDS_MORE[words]}
     if place == "LocalTraining":
         given["client"] = LocalTraining(Linear(), given.pop(place))
     refusal(lambda: jp.algorithms.fed_avg(Linear(), **given), f"must be an optimiser {words}")

@@ -223,7 +223,7 @@ def test_the_default_split_composes_to_the_target(target):
     assert epsilon * (1 - 1e-3) < plan.epsilon() <= epsilon
     total = epsilon_of(plan.guarantee().event, delta, "pld", "add_or_remove_one")
     assert total == pytest.approx(epsilon, rel=1e-3)
-    accountant = dp_accounting.pld.PLDAccountant()
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(plan.guarantee().event)
     assert accountant.get_epsilon(delta) == pytest.approx(epsilon, rel=2e-3)
     assert total <= epsilon_of(plan.guarantee().event, delta, "rdp", "add_or_remove_one")
@@ -315,7 +315,7 @@ def test_algorithm_1_is_charged_what_it_realises(tmp_path):
     n2, c = population.num_examples, 0.7
     plan = FredPlan.as_printed(epsilon=2.0, delta=1e-3, examples=n2, clients=40, clip_norm=c)
     *_, tau_1, tau_2 = algorithm_1([np.zeros((n2, 2))], 1.0, 5e-4, c, np.random.default_rng(0))
-    accountant = dp_accounting.pld.PLDAccountant()
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     for std, moved in (
         (tau_1 / math.sqrt(n2), 2 * c / n2),
         (tau_2 * math.sqrt(40), math.sqrt(2) * c**2 / n2),

@@ -189,7 +189,7 @@ def test_vectors_move_what_is_read_and_what_is_written():
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.long)])
 def test_no_strength_writes_the_same_bits(kind):
     writer = LanguageModel(*decoder(kind), UTF8Bytes())
     prompts, key = ["ab", "a longer prompt", ""] * 8, jax.random.key(2)

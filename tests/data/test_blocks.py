@@ -242,8 +242,7 @@ def test_a_file_made_with_edges_out_of_order_is_refused_when_it_is_read(name, ed
             read(population.columns[name])
         else:
             Padded(population.columns[name], 5)[np.array([98, 99, 100])]
-    with pytest.raises(CorruptFile, match=f"column '{name}'"):
-        check_folder(folder, progress=False)
+    refusal(lambda: check_folder(folder, progress=False), f"column '{name}'", CorruptFile)
 
 
 def test_a_file_made_with_texts_that_are_not_utf_8_is_refused_when_it_is_read(folder):

@@ -118,10 +118,7 @@ FIRST = ("a", {"x": ONE, "text": [SECRET]})
         ([("a", [{"x": 1}, {"y": SECRET}])], "client 0, record 1: has the fields"),
         ([FIRST, (SECRET, {"x": ONE})], r"client 1 has columns \['x'\], expected \['text', 'x'\]"),
         ([FIRST, (SECRET, {"x": ONE, "text": ["a"], "z": [1]})], r"client 1 .* \['text', 'x', 'z'"),
-        (
-            [FIRST, ("b", {"x": ONE[:, :2], "text": ["a"]})],
-            r"client 1.*64\[2\], expected float64",
-        ),
+        ([FIRST, ("b", {"x": ONE[:, :2], "text": ["a"]})], r"client 1.*64\[2\], expected float64"),
         ([FIRST, ("b", {"x": np.zeros((1, 3), "f4"), "text": ["a"]})], "client 1.*float32.*, exp"),
         ([FIRST, ("b", {"x": ONE, "text": [1]})], "client 1.*expected text"),
         ([FIRST, ("b", {"x": np.zeros((2, 3)), "text": ["a"]})], r"different lengths: \[1, 2\]"),

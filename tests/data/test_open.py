@@ -9,6 +9,7 @@ from jaxpfl.data.open import divided_into
 from jaxpfl.errors import InputError
 from tests.data.hub import stand_in
 from tests.data.test_hugging_face import REVISION, ROWS, SOURCE
+from tests.refusals import refusal
 
 LINES = '{"client": "a", "text": "x"}\n{"client": "a", "text": "y"}\n{"client": "b", "text": "z"}\n'
 
@@ -105,7 +106,5 @@ def test_what_an_example_is_follows_from_the_options(source, expected):
 
 def test_other_files_and_folders_are_refused(tmp_path):
     (tmp_path / "table.tab").write_text("a,b\n")
-    with pytest.raises(InputError, match=r"ending in \.jsonl"):
-        open_population(tmp_path / "table.tab")
-    with pytest.raises(InputError, match="a folder without a manifest"):
-        open_population(tmp_path)
+    refusal(lambda: open_population(tmp_path / "table.tab"), "ending in .jsonl")
+    refusal(lambda: open_population(tmp_path), "a folder without a manifest")

@@ -23,6 +23,7 @@ from tests.data.tff_files import (
     write_file,
 )
 from tests.data.traces import no_trace
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ def path(tmp_path):
 
 def test_a_file_that_does_not_fit_the_memory_is_streamed_alone(path, monkeypatch):
     monkeypatch.setattr(checks, "machine_memory", lambda: 8000)
-    with pytest.raises(InputError, match="jaxpfl convert"):
-        open_population(f"{path}?dataset=shakespeare")
+    refusal(lambda: open_population(f"{path}?dataset=shakespeare"), "jaxpfl convert")
     with stream_tff(path, SCHEMA) as stream:
         assert sum(len(batch.sizes) for batch in stream.batches) == 4
 
@@ -138,26 +138,22 @@ def test_rows_are_named_in_batches_of_any_size(size, row_id, client, tmp_path, m
     monkeypatch.setattr(tff_sqlite, "_BATCH_BYTES", size)
     bad = [(BAD_BLOB.replace("5", str(row_id)), (row(1)[:-3],))]
     path = write_file(tmp_path / "x.sqlite", clients(FOUR), after=bad)
-    with pytest.raises(CorruptFile, match=f"client {client}, row {row_id}: "):
-        read(path)
+    refusal(lambda: read(path), f"client {client}, row {row_id}: ", CorruptFile)
 
 
 def test_tables_of_other_kinds_are_refused(tmp_path):
     key = ", PRIMARY KEY (client_id)) WITHOUT ROWID"
     tables = (EXAMPLES.replace(" NOT NULL)", " NOT NULL" + key), METADATA)
     path = write_file(tmp_path / "keyed.sqlite", {"a": [row(1)]}, tables=tables)
-    with pytest.raises(InputError, match="must be a plain table with SQLite's own rowid"):
-        read(path)
+    refusal(lambda: read(path), "must be a plain table with SQLite's own rowid")
     with sqlite3.connect(tmp_path / "virtual.sqlite") as connection:
         connection.execute("CREATE VIRTUAL TABLE examples USING fts4(client_id)")
     connection.close()
-    with pytest.raises(InputError, match="'examples' must be a plain table"):
-        read(tmp_path / "virtual.sqlite")
+    refusal(lambda: read(tmp_path / "virtual.sqlite"), "'examples' must be a plain table")
     with sqlite3.connect(tmp_path / "wide.sqlite") as connection:
         connection.executescript(f"PRAGMA encoding = 'UTF-16le'; {EXAMPLES}; {METADATA}")
     connection.close()
-    with pytest.raises(InputError, match="must hold its texts in UTF-8"):
-        read(tmp_path / "wide.sqlite")
+    refusal(lambda: read(tmp_path / "wide.sqlite"), "must hold its texts in UTF-8")
 
 
 def test_files_that_are_no_whole_sqlite_files(path, tmp_path):
@@ -175,11 +171,9 @@ def test_files_that_are_no_whole_sqlite_files(path, tmp_path):
         bad.write_bytes(content)
         with pytest.raises(CorruptFile, match=what):
             read(bad)
-    with pytest.raises(InputError, match="there is no such file"):
-        read(tmp_path / "absent.sqlite")
+    refusal(lambda: read(tmp_path / "absent.sqlite"), "there is no such file")
     path.with_name("some.sqlite-wal").write_bytes(b"pages")
-    with pytest.raises(InputError, match=r"unfinished writes in .*some\.sqlite-wal"):
-        read(path)
+    refusal(lambda: read(path), "unfinished writes in some.sqlite-wal")
 
 
 def test_damaged_pages_never_pass_as_another_population(tmp_path):
@@ -211,8 +205,7 @@ def test_a_row_on_a_damaged_page_is_named(tmp_path):
     page = whole.index(b"c" * 4092) // 4096
     whole[page * 4096 : page * 4096 + 4] = (10**6).to_bytes(4, "big")
     path.write_bytes(whole)
-    with pytest.raises(CorruptFile, match=r"long\.sqlite, client 1, row 3: its SQLite"):
-        read(path)
+    refusal(lambda: read(path), "long.sqlite, client 1, row 3: its SQLite", CorruptFile)
 
 
 def test_a_message_beyond_the_limit_and_a_schema_that_is_no_utf8_are_refused(path, monkeypatch):
@@ -221,13 +214,11 @@ def test_a_message_beyond_the_limit_and_a_schema_that_is_no_utf8_are_refused(pat
     connection.close()
     with monkeypatch.context() as patched:
         patched.setattr(tff_sqlite, "MAX_VALUE_BYTES", 500)
-        with pytest.raises(InputError, match="client 3, row 5: longer than"):
-            read(path)
+        refusal(lambda: read(path), "client 3, row 5: longer than")
     whole = path.read_bytes()
     at = whole.index(b"(", whole.index(b"CREATE TABLE examples"))
     path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
-    with pytest.raises(CorruptFile, match=r"some\.sqlite is damaged: its schema is no valid UTF-8"):
-        read(path)
+    refusal(lambda: read(path), "some.sqlite is damaged: its schema is no valid UTF-8", CorruptFile)
 
 
 def test_damaged_places_of_rows_are_refused(path):

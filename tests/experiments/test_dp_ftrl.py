@@ -80,7 +80,9 @@ def begun(tmp_path):
     return to_round_5
 
 
-@pytest.mark.parametrize("noise", ["banded", "exact_banded", "blt", "tree"])
+@pytest.mark.parametrize(
+    "noise", ["banded", "exact_banded", "blt", pytest.param("tree", marks=pytest.mark.long)]
+)
 def test_correlated_noise_goes_on_only_where_it_began(tmp_path, monkeypatch, begun, noise):
     """TRUST 33: it is made again by address; with anything else changed it is refused."""
     go_on = begun(noise)

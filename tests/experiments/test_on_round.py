@@ -128,7 +128,9 @@ def test_the_highest_accuracy_the_first_of_equals_and_nothing_finite():
     assert jp.KeepBest()(skipped) is None
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Checkpoints, "save"), (Run, "end")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [pytest.param(Checkpoints, "save", marks=pytest.mark.long), (Run, "end")]
+)
 def test_a_killed_run_stops_at_the_round_at_which_it_would_have_stopped(
     tmp_path, ended, owner, name
 ):

@@ -109,7 +109,7 @@ def test_a_sweep_on_one_ledger_says_what_all_points_cost_by_both_accountants(
     ]
     assert rows[-1]["releases"] == len(events) == 2 * 3 + 3 + 2
     for name, accountant in (
-        ("epsilon by PLD", dp_accounting.pld.PLDAccountant()),
+        ("epsilon by PLD", dp_accounting.pld.PLDAccountant(value_discretization_interval=5e-4)),
         ("epsilon by RDP", dp_accounting.rdp.RdpAccountant(accounting.RDP_ORDERS)),
     ):
         for event in events:

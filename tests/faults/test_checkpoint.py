@@ -26,7 +26,8 @@ def _state(value: float):
     half = jnp.full(3, value, jnp.bfloat16)
     layer = {"w": jnp.full((3, 4), value, jnp.float32), "none": jnp.zeros((0, 2)), "half": half}
     params = {"layer": layer}
-    return {"params": params, "server": optax.adam(0.1).init(params), "round": jnp.int32(value)}
+    server = optax.sgd(0.1, momentum=0.9).init(params)
+    return {"params": params, "server": server, "round": jnp.int32(value)}
 
 
 def _saved(folder: Path, *rounds: int) -> Checkpoints:

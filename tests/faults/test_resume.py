@@ -33,6 +33,7 @@ from tests.faults.runs import (
     releases_of,
     start_victim,
 )
+from tests.refusals import refusal
 
 
 @pytest.mark.parametrize(
@@ -274,8 +275,7 @@ def test_a_tampered_ledger_blocks_the_resume(crashed, damage):
     else:
         lines = lines[:2]
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(InputError, match="ledger"):
-        carry_out.resume(crashed, progress=False)
+    refusal(lambda: carry_out.resume(crashed, progress=False), "ledger")
 
 
 def test_what_a_run_is_cannot_change(crashed, straight):
@@ -326,8 +326,7 @@ def test_a_finished_run_resumes_to_itself_without_its_secret(straight, tmp_path,
         lambda: shutil.rmtree(out / "checkpoints"),
     ):
         damage()
-        with pytest.raises(CorruptFile, match="its secret is gone"):
-            carry_out.resume(out, progress=False)
+        refusal(lambda: carry_out.resume(out, progress=False), "its secret is gone", CorruptFile)
 
 
 def test_the_stamp_is_read_back_and_never_computed_again(crashed, monkeypatch):

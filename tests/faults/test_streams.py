@@ -39,7 +39,8 @@ def started(arguments: list[str], redirected: str, **environment: str) -> "subpr
 @pytest.mark.parametrize("streams", STREAMS)
 def test_a_result_that_is_lost_is_said_and_has_an_exit_code_of_its_own(streams):
     code, says = STREAMS[streams]
-    runs = [started(arguments, streams) for arguments in SHORT]  # side by side
+    # Side by side; a shell that takes the errors, too, has one of them.
+    runs = [started(each, streams) for each in (SHORT[1:2] if "2>" in streams else SHORT)]
     mistaken = started(["fly", "--json"], streams)
     for run in runs:
         out, err = run.communicate()
@@ -63,14 +64,10 @@ def test_letters_that_a_terminal_lacks_are_escaped(tmp_path):
     rows = "".join(f"u{i % 30},{i % 3},{i % 7}\n" for i in range(120))
     (tmp_path / "größe漢.csv").write_text(f"client,y,x\n{rows}")
     given = ["init", str(tmp_path / "größe漢.csv"), "--label", "y", "--features", "x", "--out"]
-    runs = [
-        started([*given, str(tmp_path / f"größe{name}.yaml")], "", PYTHONIOENCODING=name)
-        for name in ("ascii", "latin-1")
-    ]
-    for run in runs:
-        out, err = run.communicate()
-        assert (run.returncode, err) == (0, "") and "gr" in out
-    assert len(list(tmp_path.glob("größe*.yaml"))) == 2
+    run = started([*given, str(tmp_path / "größe.yaml")], "", PYTHONIOENCODING="ascii")
+    out, err = run.communicate()
+    assert (run.returncode, err) == (0, "") and "gr" in out
+    assert (tmp_path / "größe.yaml").exists()
 
 
 class Broken(io.StringIO):

@@ -62,11 +62,12 @@ def test_ties_go_to_the_lowest_class_and_what_is_not_finite_is_incorrect():
 
 def test_a_convolutional_classifier_and_its_own_count_agree():
     model = classifier_cnn((8, 8, 1), classes=4)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     images = RNG.integers(0, 256, (23, 8, 8, 1)).astype(np.uint8)
     found = correct_examples(model, params, held(images), batch_size=8)
     batch = {"image": jnp.asarray(images), "label": jnp.asarray(LABELS)}
-    assert found.sum() == float(model.evaluate(params, batch, jnp.ones(23, bool))["correct"])
+    evaluated = jax.jit(model.evaluate)(params, batch, jnp.ones(23, bool))
+    assert found.sum() == float(evaluated["correct"])
     nobody = held().keeping(np.zeros(23, bool))
     assert correct_examples(Linear(), jnp.asarray(WEIGHTS), nobody).shape == (0,)
 

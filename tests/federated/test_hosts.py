@@ -103,8 +103,7 @@ def trained(tmp_path: Path, processes: int, *settings: str) -> list[list[float]]
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("noise", "also"),
-    [("independent", ()), ("exact", ("states",)), ("blt", ()), ("local", ())],
+    ("noise", "also"), [("independent", ()), ("exact", ("states",)), ("blt", ()), ("local", ())]
 )
 def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devices(
     tmp_path: Path, noise: str, also: tuple[str, ...]

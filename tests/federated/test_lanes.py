@@ -1,6 +1,7 @@
 """Lanes of `vmap`, clients or examples: each listed operation keeps them apart."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -96,8 +97,14 @@ def lowered(name, platform):
     return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize("name", TRIALS)
-@pytest.mark.parametrize("platform", ["cuda", "rocm", "tpu"])
+# Threefry's rounds, which are no loop on TPUs, take as long to write as all others together.
+ELSEWHERE = [
+    pytest.param(*case, marks=pytest.mark.long if case == ("draws", "tpu") else ())
+    for case in itertools.product(TRIALS, ["cuda", "rocm", "tpu"])
+]
+
+
+@pytest.mark.parametrize(("name", "platform"), ELSEWHERE)
 def test_elsewhere_each_is_lowered_to_operations_of_a_program(name, platform):
     """Where it cannot be run: no call of anything else, and no loop that a CPU has not."""
     text, here = lowered(name, platform), lowered(name, "cpu")

@@ -1,5 +1,7 @@
 """Scores of candidates as contributions: against a dense loop, and what one client can do."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,16 +62,22 @@ def means_of(parts) -> np.ndarray:
     return mean_embeddings(population.columns["embedding"], population.offsets)
 
 
+@functools.cache
+def opened(kind, chosen, **execution):
+    """What clients with a mean each are asked through; its program is made once."""
+    fn = LinearScores(None if kind == "cosine" else CLIP)
+    like = jax.ShapeDtypeStruct((DIM,), jnp.float32)
+    spec = CohortSpec(batch_size=1, max_examples=1, clients_per_bucket=8)
+    return door(fn, chosen, like, cohort=spec, **execution)
+
+
 def coordinates(means, factor, kind, *, chosen=None, **execution):
     """What the server sees of linear scores: the sum of coordinates, float32 [d]."""
     held = Population(
         {"mean_embedding": means}, np.arange(len(means) + 1), [str(i) for i in range(len(means))]
     )
-    fn = LinearScores(None if kind == "cosine" else CLIP)
-    like = jax.ShapeDtypeStruct((DIM,), jnp.float32)
-    spec = CohortSpec(batch_size=1, max_examples=1, clients_per_bucket=8)
-    opened = door(fn, chosen or no_noise(clip_norm=CLIP), like, cohort=spec, **execution)
-    return of_everybody(opened, jnp.asarray(factor), held)
+    asked = opened(kind, chosen or no_noise(clip_norm=CLIP), **execution)
+    return of_everybody(asked, jnp.asarray(factor), held)
 
 
 def scores(parts, candidates, kind, **settings):

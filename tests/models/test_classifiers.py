@@ -54,7 +54,7 @@ def test_loss_of_rows_of_numbers_is_that_of_numpy(hidden):
     features = np.array([[0.5, -2e4, 3], [0, 1, -1], [7, 7, 7], [1e-3, 0, 2]], np.float32)
     labels = np.array([1, 0, 3, 2], np.int32)
     model = MLP(3, 4, hidden)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     assert len(params) == (2 if hidden else 1)
     x = np.arcsinh(features.astype(np.float64))
     for place in range(len(params)):
@@ -63,7 +63,7 @@ def test_loss_of_rows_of_numbers_is_that_of_numpy(hidden):
         x = x @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"])
     losses = np.log(np.exp(x).sum(1)) - x[np.arange(4), labels]
     given = {"features": features, "label": labels}
-    loss, metrics = model.loss(params, given, np.array([True, True, False, True]))
+    loss, metrics = jax.jit(model.loss)(params, given, np.array([True, True, False, True]))
     np.testing.assert_allclose(loss, losses[[0, 1, 3]].mean(), rtol=1e-4)
     hits = (x.argmax(1) == labels)[[0, 1, 3]].mean()
     assert summarise(jax.device_get(metrics))["accuracy"] == pytest.approx(hits)
@@ -77,7 +77,7 @@ def test_a_hit_is_a_first_highest_logit():
     for oov in (None, 2):
         hits = (logits.argmax(1) == targets) & real & (targets != oov)
         assert hits.sum() > 30
-        found = base.masked_loss(jnp.asarray(logits), targets, real, oov=oov)[1]
+        found = jax.jit(partial(base.masked_loss, oov=oov))(logits, targets, real)[1]
         assert float(found["correct"]) == hits.sum()
 
 

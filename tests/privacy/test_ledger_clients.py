@@ -9,16 +9,7 @@ import pytest
 from jaxpfl.data import Population
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Ledger
-from tests.privacy.ledgers import (
-    CLIENTS,
-    NAMES,
-    ROUND,
-    charge,
-    composed,
-    filled,
-    key_of,
-    people,
-)
+from tests.privacy.ledgers import CLIENTS, NAMES, ROUND, charge, composed, filled, key_of, people
 from tests.refusals import refusal
 
 SHARING = {
@@ -62,8 +53,7 @@ ONE_FEWER = Population(
 
 def test_a_source_that_is_added_shares_the_ledger_from_then_on(path):
     """TRUST 29: a file with one client fewer is another source until somebody says so."""
-    with pytest.raises(InputError, match="there is no such ledger"):
-        Ledger.add_source(path, ONE_FEWER)
+    refusal(lambda: Ledger.add_source(path, ONE_FEWER), "there is no such ledger")
     filled(path)
     before = path.read_bytes()
     refusal(lambda: Ledger(path, ONE_FEWER), "another population say so once")
@@ -110,8 +100,7 @@ def test_a_ledger_of_other_clients_is_refused(path, clients, numbered):
         with pytest.raises(InputError, match="protects each client, this run each example"):
             Ledger(path, held, unit="example")
     other = path.with_name("other.jsonl")
-    with pytest.raises(InputError, match="needs the Population of its clients"):
-        Ledger(other, clients.fingerprint)
+    refusal(lambda: Ledger(other, clients.fingerprint), "needs the Population of its clients")
     assert path.read_bytes() == before and not other.exists()
     Ledger(path, CLIENTS).close()
 

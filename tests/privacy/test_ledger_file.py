@@ -36,8 +36,7 @@ def test_without_its_key_a_ledger_can_be_read_but_not_charged(path, tmp_path, da
         key_of(path).write_bytes(key[:-1])
     else:
         shutil.copy(key_of(tmp_path / "other"), key_of(path))
-    with pytest.raises(CorruptFile, match=r"ledger\.jsonl\.key"):
-        Ledger(path, CLIENTS)
+    refusal(lambda: Ledger(path, CLIENTS), "ledger.jsonl.key", CorruptFile)
     assert key_of(path).exists() == (damage != "missing"), "none is made for an old ledger"
     ledger = Ledger.read(path)
     ledger.verify()
@@ -64,8 +63,7 @@ def test_a_flipped_bit_in_the_key_is_found(path):
         damaged = bytearray(key)
         damaged[bit // 8] ^= 1 << bit % 8
         key_of(path).write_bytes(damaged)
-        with pytest.raises(CorruptFile, match="is not the key of"):
-            Ledger(path, CLIENTS)
+        refusal(lambda: Ledger(path, CLIENTS), "is not the key of", CorruptFile)
 
 
 def test_an_altered_line_is_refused_by_file_and_number(path):
@@ -100,8 +98,7 @@ def test_a_torn_first_line_is_an_empty_ledger(path):
     header = path.read_bytes()
     for cut in (0, 1, len(header) // 2, len(header) - 2):
         path.write_bytes(header[:cut])
-        with pytest.raises(CorruptFile, match="empty"):
-            Ledger.read(path)
+        refusal(lambda: Ledger.read(path), "empty", CorruptFile)
         Ledger(path, CLIENTS).close()
         assert path.read_bytes() == header
 

@@ -50,8 +50,7 @@ def local(kind: str, rounds: int, z: float, **changes) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rounds", "of_one"),
-    [*itertools.product(participation.KINDS, (1, 7, 400), (0.7, 4.0))],
+    ("kind", "rounds", "of_one"), [*itertools.product(participation.KINDS, (1, 7, 400), (0.7, 4.0))]
 )
 def test_what_messages_and_sums_cost(kind, rounds, of_one):
     """36 plans: a client's messages move by 2 S, and nothing is amplified."""

@@ -10,15 +10,7 @@ import pytest
 from dp_accounting import rdp
 from scipy import special
 
-from jaxpfl.privacy import (
-    AdaptiveClip,
-    Clip,
-    Guarantee,
-    Plan,
-    accounting,
-    events,
-    participation,
-)
+from jaxpfl.privacy import AdaptiveClip, Clip, Guarantee, Plan, accounting, events, participation
 from tests.plans import FIELDS, OWN, TARGET, flat_calibrated, flat_plan, flat_without_privacy
 from tests.privacy.ledgers import fixed, poisson
 from tests.refusals import refusal

@@ -6,6 +6,7 @@ an `InputError` that names the file and the key and, for a misspelling, the near
 
 import dataclasses
 import difflib
+import functools
 import re
 import types
 import typing
@@ -203,6 +204,7 @@ def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", hint
 
 
+@functools.cache
 def _settings(kind: Any) -> dict[str, Any]:
     """The types of the fields that are given to a dataclass; others are fixed (`init=False`)."""
     hints = typing.get_type_hints(kind)

@@ -21,10 +21,7 @@ from tests.refusals import refusal
 
 MADE = Artifact(
     {"loss": 1.5, "name": "ä", "pair": (1, 2), "diverged": float("nan")},
-    {
-        "texts": np.array(["ä\nb", "", "c" * 50]),
-        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
-    },
+    {"texts": np.array(["ä\nb", "", "c" * 50]), "x": np.arange(6, dtype=np.float32).reshape(2, 3)},
 )
 CLIENTS = from_clients({f"client {i}": {"x": np.full(2, i, np.float32)} for i in range(3)})
 

@@ -43,9 +43,7 @@ def test_without_ray_it_says_how_to_get_it(path, tmp_path, capsys):
 
 # Ray forks to start programs, of which JAX warns as of every fork; and it leaves files open.
 @pytest.mark.filterwarnings(
-    "ignore:os.fork",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore::ResourceWarning",
+    "ignore:os.fork", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
 @pytest.mark.long
 def test_two_workers_of_ray_come_to_the_same_numbers_though_one_is_killed(path, tmp_path, capsys):

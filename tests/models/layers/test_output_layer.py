@@ -22,9 +22,11 @@ def layer(scale=1.0):
     return tuple(jnp.asarray(scale * rng.normal(size=shape), jnp.float32) for shape in shapes)
 
 
+both = jax.jit(jax.value_and_grad(mean_cross_entropy, (0, 1, 2)))
+
+
 def value_and_gradients(arguments, targets=TARGETS, real=REAL):
-    function = jax.value_and_grad(mean_cross_entropy, (0, 1, 2))
-    return jax.jit(function)(*arguments, targets, real)
+    return both(*arguments, targets, real)
 
 
 def reference(m, matrix, bias, targets, real):
@@ -54,7 +56,7 @@ def test_loss_and_gradients_follow_the_equations(real):
 def test_an_outer_function_scales_the_gradients():
     m, matrix, bias = arguments = layer()
     tripled = jax.grad(lambda m: 3.0 * mean_cross_entropy(m, matrix, bias, TARGETS, REAL))
-    assert_close(tripled(m), 3 * value_and_gradients(arguments)[1][0])
+    assert_close(jax.jit(tripled)(m), 3 * value_and_gradients(arguments)[1][0])
 
 
 def test_extreme_logits_stay_finite_and_right():

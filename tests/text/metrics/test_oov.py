@@ -10,13 +10,7 @@ from jaxpfl.text.generation.sentences import request_keys
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, UNUSED
 
 ROWS = np.array(
-    [
-        [OOV, 4, EOS, PAD],
-        [4, OOV, OOV, 4],
-        [EOS, PAD, PAD, PAD],
-        [OOV, EOS, PAD, PAD],
-    ],
-    np.int32,
+    [[OOV, 4, EOS, PAD], [4, OOV, OOV, 4], [EOS, PAD, PAD, PAD], [OOV, EOS, PAD, PAD]], np.int32
 )
 
 

@@ -99,7 +99,10 @@ def test_a_table_becomes_a_corpus_by_one_release(table, form, capsys):
         assert "canaryid" not in content and "canarytext" not in content, name
 
 
-@pytest.mark.parametrize("more", [(), ("--label", "topic", "--labels", "near,far")])
+# Without labels, what `test_a_judge_decides_nothing` carries out.
+@pytest.mark.parametrize(
+    "more", [pytest.param((), marks=pytest.mark.long), ("--label", "topic", "--labels", "near,far")]
+)
 def test_several_embedders_choose_and_another_judges_by_one_release(table, more, capsys):
     rows = [
         {**row, "topic": "near" if n % 3 else "far"} for n, row in enumerate(rows_of(mine(table)))

@@ -115,7 +115,11 @@ def test_fred_compares_texts_that_are_cut_alike(pipeline_config, tmp_path, monke
 
 def test_the_page_says_where_texts_have_another_form(pipeline_config, tmp_path):
     near = str(pipeline_config.parent / "near.jsonl")
-    config = changed_config(pipeline_config, (f'near: "{near}"', f'near: "{near}?split=sentences"'))
+    config = changed_config(
+        pipeline_config,
+        (f'near: "{near}"', f'near: "{near}?split=sentences"'),
+        ("other_candidates: true", "other_candidates: false"),
+    )
     outcome = carry_out.run(config, tmp_path / "run", progress=False)
     (caution,) = outcome.record["fred"]["cautions"]
     assert "texts of near (median: 5 words) are sentences" in caution

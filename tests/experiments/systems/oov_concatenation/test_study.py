@@ -122,10 +122,7 @@ def test_its_scores_can_be_swept(straight, config_path):
     assert found == {
         "epsilon": record["metrics"]["epsilon"],
         **{
-            name: {
-                "0": worlds["bug_0_percent"][name],
-                "1": worlds["bug_100_percent"][name],
-            }
+            name: {"0": worlds["bug_0_percent"][name], "1": worlds["bug_100_percent"][name]}
             for name in ("oov_overall", "oov_generated")
         },
     }

@@ -32,6 +32,7 @@ from tests.experiments.systems.synthetic_text.test_study import (
     scores_of,
 )
 from tests.loopback import completions
+from tests.refusals import refusal
 
 # So that two runs can be compared: the noise of both follows the seed.
 SAME_NOISE = ("--run.reproducible_noise", "True")
@@ -254,7 +255,9 @@ def test_steering_vectors_are_released_once_wherever_it_is_killed(synthetic_conf
     assert len(charges(parts / "ledger.jsonl")) == 1
 
 
-@pytest.mark.parametrize("judge", [(), METHODS["one_look"][4:]])
+@pytest.mark.parametrize(
+    "judge", [pytest.param((), marks=pytest.mark.long), METHODS["one_look"][4:]]
+)
 def test_how_the_generator_writes_is_tried_and_chosen_at_no_cost(
     synthetic_config, tmp_path, monkeypatch, judge
 ):
@@ -307,12 +310,10 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     content, words = ledger.read_bytes(), secret.read_bytes()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     ledger.write_bytes(content.splitlines(keepends=True)[0])
-    with pytest.raises(CorruptFile, match=r"ledger\.jsonl"):
-        carry_out.resume(out, progress=False)
+    refusal(lambda: carry_out.resume(out, progress=False), "ledger.jsonl", CorruptFile)
     ledger.write_bytes(content)
     secret.unlink()
-    with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
-        carry_out.resume(out, progress=False)
+    refusal(lambda: carry_out.resume(out, progress=False), "secret.json: is missing", CorruptFile)
     secret.write_bytes(words)
     text = (out / "config.yaml").read_text()
     (out / "config.yaml").write_text(text.replace("rejected_rank: 3", "rejected_rank: 2"))

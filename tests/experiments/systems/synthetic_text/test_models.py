@@ -140,7 +140,6 @@ def test_texts_without_room_for_their_variation_are_refused_before_a_charge(
     synthetic_config, tmp_path
 ):
     config = synthetic_config("private_evolution", "--corpus.tokens", "32")
-    with pytest.raises(InputError, match="must have"):
-        carry_out.run(config, tmp_path / "run", progress=False)
+    refusal(lambda: carry_out.run(config, tmp_path / "run", progress=False), "must have")
     ledger = tmp_path / "run" / "ledger.jsonl"
     assert not ledger.exists() or not Ledger.read(ledger).charges

@@ -46,8 +46,7 @@ SLOW = ("dp_ftrl", "generator")
 LONG = ("pe_sft", "pre_text", "private_evolution", "fed_avg")
 MARKED = [
     pytest.param(
-        name,
-        marks=pytest.mark.slow if name in SLOW else pytest.mark.long if name in LONG else (),
+        name, marks=pytest.mark.slow if name in SLOW else pytest.mark.long if name in LONG else ()
     )
     for name in METHODS
 ]
