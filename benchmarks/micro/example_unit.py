@@ -2,16 +2,22 @@
 
     python -m benchmarks.micro.example_unit
     python -m benchmarks.micro.example_unit --examples 1000
+    python -m benchmarks.micro.example_unit --words
 
 `release` is a whole round of `fed_sgd` (charge, draw, pack, clip, sum, noise, step), its examples
 dealt to one device a core. The others are compiled functions on one device: `clipped` the client
 function's sum, `formed` the same by `vmap(grad)`, and `batch` the gradient of the batch's loss,
 without any clipping, which is what a step costs without privacy. The table gives milliseconds, the
 best of the repeats.
+
+With `--words` the examples are 32 sentences of the tied CIFG word model (hidden 670, embedding 96),
+by vocabulary and length. Rows have medians of wall and processor time, and the temporary memory
+that XLA plans for the function.
 """
 
 import dataclasses
-import functools
+from functools import partial
+from statistics import median
 from typing import Any
 
 import tyro
@@ -24,27 +30,24 @@ class Config:
     examples: int = 100
     repeats: int = 15
     devices: int | None = None  # virtual CPU devices; default one a core
+    words: bool = False
 
 
 def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(config.devices)
+    rows = words(config.repeats) if config.words else images(config)
+    print(f"recorded in {harness.record('example_unit', rows)}")
+    return rows
+
+
+def compiled(model: Any, params: Any, batch: Any) -> dict[str, Any]:
+    """The functions of `(params, batch, mask)`."""
     import jax
     import jax.numpy as jnp
     import numpy as np
     import optax
 
-    import jaxpfl as jp
-    from benchmarks.rounds import rounds
     from jaxpfl.federated.clients.clipped_gradients import clipped_sum
-
-    model, number = jp.models.emnist_cnn(), config.examples
-    params = model.init(jax.random.key(0))
-    rng = np.random.default_rng(0)
-    batch = {
-        "image": rng.random((number, 28, 28, 1), np.float32),
-        "label": rng.integers(0, 62, number, np.int32),
-    }
-    mask_B = np.ones(number, bool)
 
     def loss(params: Any, example: Any) -> jax.Array:
         alone = {name: value[None] for name, value in example.items()}
@@ -56,14 +59,59 @@ def main(config: Config) -> list[dict]:
         return jax.tree.map(lambda leaf: jnp.tensordot(factor_B, leaf, 1), gradients)
 
     functions = {
-        "clipped": jax.jit(
-            lambda params, batch, mask_B: clipped_sum(loss, params, batch, mask_B, 1.0)
-        ),
-        "formed": jax.jit(formed),
-        "batch": jax.jit(jax.grad(lambda *given: model.loss(*given)[0])),
+        "clipped": lambda params, batch, mask_B: clipped_sum(loss, params, batch, mask_B, 1.0),
+        "formed": formed,
+        "batch": jax.grad(lambda *given: model.loss(*given)[0]),
     }
-    given = jax.device_put((params, batch, mask_B))
-    runs = {name: (lambda f=function: f(*given)) for name, function in functions.items()}
+    mask_B = np.ones(len(next(iter(batch.values()))), bool)
+    return {
+        name: jax.jit(function).lower(params, batch, mask_B).compile()
+        for name, function in functions.items()
+    }
+
+
+def words(repeats: int) -> list[dict]:
+    import jax
+    import numpy as np
+
+    import jaxpfl as jp
+
+    rng, rows, number = np.random.default_rng(0), [], 32
+    for vocabulary in (1_000, 10_000):
+        model = jp.models.CIFGLanguageModel(vocabulary)
+        params = model.init(jax.random.key(0))
+        for tokens in (10, 20, 40):
+            batch = {"tokens": rng.integers(4, vocabulary, (number, tokens + 1), np.int32)}
+            functions = compiled(model, params, batch)
+            given = jax.device_put((params, batch, np.ones(number, bool)))
+            taken = harness.turns({n: partial(f, *given) for n, f in functions.items()}, repeats)
+            for name, turns in taken.items():
+                planned = functions[name].memory_analysis().temp_size_in_bytes
+                row = {"what": name, "vocabulary": vocabulary, "tokens": tokens}
+                row |= {"ms": 1e3 * median(turn.seconds for turn in turns)}
+                row |= {"CPU ms": 1e3 * median(turn.cpu_seconds for turn in turns)}
+                rows.append(row | {"examples": number, "temporary MB": planned / 1e6})
+    harness.table(rows, ["what", "vocabulary", "tokens", "ms", "CPU ms", "temporary MB"])
+    return rows
+
+
+def images(config: Config) -> list[dict]:
+    import jax
+    import numpy as np
+    import optax
+
+    import jaxpfl as jp
+    from benchmarks.rounds import rounds
+
+    model, number = jp.models.emnist_cnn(), config.examples
+    params = model.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    batch = {
+        "image": rng.random((number, 28, 28, 1), np.float32),
+        "label": rng.integers(0, 62, number, np.int32),
+    }
+    given = jax.device_put((params, batch, np.ones(number, bool)))
+    runs = {name: partial(f, *given) for name, f in compiled(model, params, batch).items()}
 
     clients = jp.data.from_clients({"all": batch})
     algorithm = jp.algorithms.fed_sgd(
@@ -78,13 +126,12 @@ def main(config: Config) -> list[dict]:
             unit="example",
         ),
     )
-    release = functools.partial(next, rounds(algorithm, clients))
+    release = partial(next, rounds(algorithm, clients))
     best = harness.interleaved({"release": release, **runs}, config.repeats)
     rows = [
         {"what": name, "examples": number, "ms": 1e3 * seconds} for name, seconds in best.items()
     ]
     harness.table(rows, ["what", "examples", "ms"])
-    print(f"recorded in {harness.record('example_unit', rows)}")
     return rows
 
 

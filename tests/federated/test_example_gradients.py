@@ -10,6 +10,7 @@ import pytest
 from jaxpfl import models
 from jaxpfl.federated.clients.clipped_gradients import clipped_sum
 from jaxpfl.models import CNN, MLP, CIFGLanguageModel, LSTMLanguageModel
+from jaxpfl.models.layers.embedding import look_up
 
 BATCH = 6
 RNG = np.random.default_rng(0)
@@ -153,16 +154,26 @@ def test_products_of_all_kinds(rows, clip_norm):
     assert_near(found, formed(rows_loss, params, batch, mask, clip_norm), 1e-5)
 
 
-def test_no_gradient_of_one_example_is_formed_where_a_weight_multiplies_one_vector():
+def test_gradients_of_matrices_are_not_formed_for_all_examples():
+    """At most one at a time, where a weight is used twice; otherwise none."""
     width, rows = 16, 1
     traced = jax.make_jaxpr(lambda *given: clipped_sum(rows_loss, *given, 1.0))(
         rows_params(), rows_batch(rows), np.ones(BATCH, bool)
     )
-    text = str(traced)
-    # Of the weight that is used twice alone, and of no other.
-    assert f"f32[{BATCH},{width},{width}]" in text
-    assert f"f32[{BATCH},{width + 1},{width}]" not in text
-    assert f"f32[{BATCH},{width},{width + 1}]" not in text
+    for shape in ((width, width), (width + 1, width), (width, width + 1)):
+        assert f"f32[{BATCH},{','.join(map(str, shape))}]" not in str(traced)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_of_embeddings_are_not_all_in_memory(tied):
+    """On a CPU: less than half of them."""
+    model = CIFGLanguageModel(2_000, embedding=16, hidden=64, projection=16, tied=tied)
+    params, mask = model.init(jax.random.key(0)), np.ones(32, bool)
+    batch = {"tokens": RNG.integers(4, 2_000, (32, 5)).astype(np.int32)}
+    program = jax.jit(lambda *given: clipped_sum(alone(model), *given, 0.5))
+    memory = program.lower(params, batch, mask).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 32 * 4 * models.count_parameters(params) / 2
 
 
 def bilinear(params, example):
@@ -215,11 +226,57 @@ def test_one_example_moves_the_sum_by_at_most_the_bound(rows):
             assert moved >= clip_norm * (1 - 1e-4), what
 
 
+def tied(params, example):
+    """An embedding that is an output matrix, too; the example chooses the gradient of each use."""
+    rows = look_up(params["w"], example["ids"]) * example["d_rows"]
+    return jnp.sum(rows) + jnp.sum((example["x"] @ params["w"].T) * example["dy"])
+
+
+@pytest.mark.parametrize("rest", [0.0, 1e-6, 1e-3, 1.0, 1e30, np.nan])
+def test_one_matrix_that_is_embedding_and_output_is_clipped_as_a_whole(rest):
+    """TRUST 2, 16: its uses add up, as do equal ids, or cancel but for a rest."""
+    clip_norm, place = 0.5, BATCH - 1
+    params = {"w": jnp.ones((16, 8), jnp.float32)}
+    ids = np.full((BATCH, 3), 5, np.int32)
+    ids[:, 1] = np.arange(BATCH)
+    dy = np.zeros((BATCH, 2, 16), np.float32)
+    dy[:, 0, 5] = dy[:, 1, 9] = 1
+    batch = {
+        "ids": ids,
+        "d_rows": RNG.normal(size=(BATCH, 3, 8)).astype(np.float32),
+        "x": RNG.normal(size=(BATCH, 2, 8)).astype(np.float32),
+        "dy": dy,
+    }
+    # Of this example, row 5 of the product is minus the rows that are looked up, but for the rest.
+    ids[place] = 5
+    batch["x"][place] = [[-rest], [0]] - 1e4 * batch["d_rows"][place].sum(0) * [[1], [0]]
+    batch["d_rows"][place] *= 1e4
+    mask = np.ones(BATCH, bool)
+    whole = summed(tied, params, batch, mask, clip_norm)
+    mask[place] = False
+    without = summed(tied, params, batch, mask, clip_norm)
+    moved = np.linalg.norm(np.float64(whole["w"]) - np.float64(without["w"]))
+    assert_near(without, formed(tied, params, batch, mask, clip_norm), 1e-5)
+    assert moved <= clip_norm * (1 + 1e-6)
+    if not rest <= 1:
+        assert moved == 0
+    if rest == 1:
+        assert moved >= clip_norm * (1 - 1e-3)
+
+
 def test_gradients_of_many_weights_are_formed_for_a_few_examples_at_a_time(monkeypatch):
     model, batch = MODELS["LSTM"]
     params, mask = model.init(jax.random.key(0)), np.arange(BATCH) != 3
     size = models.count_parameters(params)
     whole = summed(alone(model), params, batch, mask, 0.05)
-    monkeypatch.setattr("jaxpfl.federated.clients.clipped_gradients._ENTRIES", 2 * size)
+    monkeypatch.setattr("jaxpfl.federated.clients.clipped_gradients._ENTRIES_OF_CPU", 2 * size)
     parts = clipped_sum(alone(model), params, batch, mask, 0.05)
     assert_near(parts, whole, 1e-6)
+
+
+def test_accelerators_form_the_gradients_of_many_examples_side_by_side(monkeypatch):
+    model, batch = MODELS["tied CIFG"]
+    params, mask = model.init(jax.random.key(0)), np.arange(BATCH) != 3
+    monkeypatch.setattr("jaxpfl.federated.clients.clipped_gradients.traced_platform", lambda: "gpu")
+    found = clipped_sum(alone(model), params, batch, mask, 0.05)
+    assert_near(found, formed(alone(model), params, batch, mask, 0.05), 2e-5)

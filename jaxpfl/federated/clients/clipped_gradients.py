@@ -18,32 +18,34 @@ large model at small cost", book-keeping):
     ||x' dy|| = ||x|| ||dy||
     sum_b c_b x_b' dy_b                                       one product over all b
 
-`clients.tapped_products` finds such layers in the model's program. The norms are those of the
-very x and dy that are added up, not of a second computation, and no square overflows or is lost
-before it is compared.
+The norms are those of the very x and dy that are added up, not of a second computation, and no
+square overflows or is lost before it is compared.
 
-The gradients of all other weights are formed, for as many examples at a time as fit. Among them are
-the weights that multiply several vectors of an example, as in a sequence. The norm of the sum of
-their matrices could be had from inner products, but its terms may cancel, or differ so much in size
-that they are lost, and then an example would seem shorter than it is.
+All others are formed, and measured. On a CPU those of an embedding or of a layer over a sequence
+are formed for one example at a time, from small arrays of many (`clients.cut_gradients`), and stay
+in the cache until they are added up. Ghost norms, from inner products of such arrays (Li et al.
+2022, "Large language models can be strong differentially private learners", section 4), may cancel,
+and one product over all rows of all examples rounds more than the noise is for.
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpfl.federated.clients.client import Batch, PyTree
+from jaxpfl.federated.clients.cut_gradients import cut_gradient
 from jaxpfl.federated.clients.local_training import OfModel
-from jaxpfl.federated.clients.tapped_products import opened
-from jaxpfl.models.base import Augmenting
+from jaxpfl.models.base import Augmenting, traced_platform
 from jaxpfl.privacy.clipping import Clip, clip_factors
 
 Loss = Callable[[PyTree, Batch], jax.Array]
 
-# Gradients of single examples that are in memory at a time: 512 MB of float32.
-_ENTRIES = 2**27
+# Numbers of gradients of single examples that are in memory at a time: 512 MB of float32, and on a
+# CPU 16 MB, which a core's cache holds in part.
+_ENTRIES, _ENTRIES_OF_CPU = 2**27, 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,31 +100,43 @@ def clipped_sum(
     """
     leaves, structure = jax.tree.flatten(params)
     one = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), batch)
-    products, others, opened_loss = opened(
-        lambda leaves, example: loss(jax.tree.unflatten(structure, leaves), example), leaves, one
+    on_cpu = traced_platform() == "cpu"
+    gradient = cut_gradient(
+        lambda leaves, example: loss(jax.tree.unflatten(structure, leaves), example),
+        leaves,
+        one,
+        late=on_cpu,
     )
-    taps = [jnp.zeros(product.tap.shape, product.tap.dtype) for product in products]
-    slopes = jax.grad(opened_loss, argnums=(0, 1), has_aux=True)
 
     def add(batch: Batch, mask_B: jax.Array, total: list[jax.Array]) -> list[jax.Array]:
-        computed = jax.vmap(slopes, (None, None, 0))([leaves[i] for i in others], taps, batch)
+        computed = jax.vmap(gradient.first, (None, 0))(leaves, batch)
         # Otherwise the gradients might be computed a second time, and be rounded in another way.
-        (gradients, tap_slopes), factors = jax.lax.optimization_barrier(computed)
-        pairs = [
-            (factor.reshape(len(factor), -1), slope.reshape(len(slope), -1))
-            for factor, slope in zip(factors, tap_slopes, strict=True)
-        ]
+        formed, factors, arrays = jax.lax.optimization_barrier(computed)
+        pairs = [(x.reshape(len(x), -1), dy.reshape(len(dy), -1)) for x, dy in factors]
         # A norm in place of a gradient: the norm of norms is that of all gradients together.
         norms = [_lengths(x_BxI) * _lengths(dy_BxO) for x_BxI, dy_BxO in pairs]
-        factors_B, _, finite_B = jax.vmap(clip_factors, (0, None))(
-            (gradients, norms), jnp.float32(clip_norm)
-        )
-        factor_B, *_ = jax.tree.leaves(factors_B)
-        counts_B = finite_B & mask_B
-        for i, gradient_B in zip(others, gradients, strict=True):
+
+        def add_one(total: list[jax.Array], example: Any) -> tuple[list[jax.Array], Any]:
+            formed, norms, arrays, is_example = example
+            late = jax.lax.optimization_barrier(gradient.second(arrays))
+            factors, _, finite = clip_factors((formed, norms, late), jnp.float32(clip_norm))
+            factor, *_ = jax.tree.leaves(factors)
+            counts = finite & is_example
+            shares = [jnp.where(counts, factor * leaf, 0) for leaf in late]
+            return jax.tree.map(jnp.add, total, shares), (factor, counts)
+
+        examples = (formed, norms, arrays, mask_B)
+        if gradient.late:
+            sums = [total[i] for i in gradient.late]
+            sums, (factor_B, counts_B) = jax.lax.scan(add_one, sums, examples)
+            for i, added in zip(gradient.late, sums, strict=True):
+                total[i] = added
+        else:
+            factor_B, counts_B = jax.vmap(lambda example: add_one([], example)[1])(examples)
+        for i, gradient_B in zip(gradient.formed, formed, strict=True):
             counted_B = _counted(gradient_B, counts_B)
             total[i] = total[i] + jnp.tensordot(factor_B, counted_B, 1, precision="highest")
-        for product, (x_BxI, dy_BxO) in zip(products, pairs, strict=True):
+        for product, (x_BxI, dy_BxO) in zip(gradient.products, pairs, strict=True):
             x_BxI = _counted(x_BxI, counts_B) * factor_B[:, None]
             over_examples = (((0,), (0,)), ((), ()))
             added_IxO = jax.lax.dot_general(
@@ -133,8 +147,8 @@ def clipped_sum(
         return total
 
     # As many examples as fit, a divisor of the batch's size.
-    size, entries = mask_B.shape[0], sum(leaves[i].size for i in others)
-    fitting = (n for n in range(size, 0, -1) if size % n == 0 and n * entries <= _ENTRIES)
+    size, room = mask_B.shape[0], _ENTRIES_OF_CPU if on_cpu else _ENTRIES
+    fitting = (n for n in range(size, 0, -1) if size % n == 0 and n * gradient.entries <= room)
     at_once = next(fitting, 1)
     zeros = [jnp.zeros_like(leaf) for leaf in leaves]
     if at_once == mask_B.shape[0]:
