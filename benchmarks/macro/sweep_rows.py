@@ -32,6 +32,7 @@ from jaxpfl.experiments.sweep.directory import POINTS
 from jaxpfl.experiments.systems import CONFIG, RESULT, SIMULATION
 
 _ALWAYS = ("data.source", "training.rounds")
+_KEPT = ("metrics", "accuracy", "classifier", "runs", "corpus", "corpus_fid", "fred", "worlds")
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -43,8 +44,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
         # FreD's other candidates are simulations, beside the result.
         if (simulated := folder / SIMULATION).exists():
             result["fred"] = files.read_json(simulated)["fred"]
-        wanted = ("metrics", "accuracy", "classifier", "corpus", "corpus_fid", "fred", "worlds")
-        kept = {name: result[name] for name in (*wanted, "privacy") if result.get(name) is not None}
+        kept = {name: result[name] for name in (*_KEPT, "privacy") if result.get(name) is not None}
         found.append(
             {
                 "what": folder.name,

@@ -1,33 +1,105 @@
 """Studies of several worlds: the same clients with another history in each.
 
+vocabulary.json              the words of the public corpus
+artifacts/                   public models, and what the private ones generate
 runs/KIND_WORLD/             each model and the count, with a report of its own
-worlds/WORLD/ledger.jsonl    the releases of a world
+worlds/WORLD/ledger.jsonl    the releases of a world; the page also states the cost of all worlds
 """
 
+import dataclasses
+import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.federated_sums import COLUMN, Rates, federated_sums, plan_of_everyone
+from jaxpfl.data.population import Population
+from jaxpfl.experiments.central.public_check import PrivateContent
+from jaxpfl.experiments.config.sections import DataConfig
+from jaxpfl.experiments.engine import build, description
+from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.report.page import Table, no_protection
 from jaxpfl.experiments.systems import base
-from jaxpfl.experiments.systems.workspace import Workspace, at_scale
+from jaxpfl.experiments.systems.workspace import Workspace, at_scale, params_digest, restate
+from jaxpfl.federated.audits.rehearsal import column, rehearse
+from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 WORLD = "everything of a world"
 RATE = "rate"
 """The kind of the count, in which all clients take part; the other kinds are models."""
 
 
+class Kind(NamedTuple):
+    """A kind of model: its section of the config, and the columns of its examples."""
+
+    section: Any
+    model: Any
+    columns: Mapping[str, np.ndarray]
+
+
 @dataclass(frozen=True)
 class Study(base.Study):
-    """A study whose `plans`, one of them `RATE`, are the same in all worlds."""
+    """Models and a count of what clients hold, with the same plans in all worlds.
+
+    A system gives the properties `worlds`, the share of clients or sentences that is changed, by
+    world; `kinds`, by name, of which the first one's section has the `rate_epsilon` of the count;
+    and `most`, the greatest number that a client counts.
+    """
+
+    vocabulary: Any
+    rates: ClassVar[tuple[str, str]]
+    """The names, in a world's record, of the counted share and of its noise."""
+    worlds: ClassVar[Any]
+    kinds: ClassVar[Any]
+    most: ClassVar[Any]
 
     @property
-    def worlds(self) -> Mapping[str, float]:
-        """The share of clients or sentences that is changed, by world."""
-        raise NotImplementedError
+    def counted(self) -> Any:
+        """The section of the config by which clients are asked to count."""
+        return next(iter(self.kinds.values())).section
+
+    @cached_property
+    def plans(self) -> dict[str, Plan]:
+        """The plans of the models and of the count."""
+        plans, number = {}, len(self.clients)
+        for kind, (section, *_) in self.kinds.items():
+            plans[kind] = description.cached_plan(section.privacy, section.training, number)
+        epsilon, delta = self.counted.rate_epsilon, self.counted.privacy.delta
+        return {**plans, RATE: plan_of_everyone(number, self.most, epsilon, delta)}
+
+    def algorithm(self, kind: str, start: Any = None) -> Algorithm:
+        """Trains a model, with `start` as in `algorithms.fed_avg`, or counts."""
+        if kind == RATE:
+            most = self.counted.training.max_examples
+            return federated_sums(self.plans[RATE], length=2, max_examples=most)
+        section, model, _ = self.kinds[kind]
+        return build.build_algorithm(model, section.training, self.plans[kind], start)
+
+    def describe(self) -> description.Description:
+        models, rounds = {}, {}
+        for kind, (_, model, columns) in self.kinds.items():
+            with description.tracing(f"a round of {kind}"):
+                models[kind] = description.Sized.of(model.name, description.shapes_of(model))
+                rounds[kind] = rehearse(partial(self.algorithm, kind), columns)
+        pairs = {COLUMN: column((2,), np.float32)}
+        rounds[RATE] = rehearse(partial(self.algorithm, RATE), pairs)
+        releases, delta = super().describe().releases, self.counted.privacy.delta
+        together, number = self.at_scale(), len(self.worlds)
+        if delta is not None:
+            events = [plan.event() for plan in self.plans.values()]
+            times = {WORLD: 1, f"all {number} worlds": number}
+            costs = {name: Guarantee.of_events(events * n, delta) for name, n in times.items()}
+            together = costs | together
+        return description.Description(models, rounds, releases, together=together)
 
     def at_scale(self) -> dict[str, Guarantee]:
         """The cost of one world at `scaled_up`."""
@@ -35,14 +107,25 @@ class Study(base.Study):
         del models[RATE]
         return at_scale(WORLD, self.config.scaled_up, list(models.values()), [count])
 
-    def together(self, delta: float | None) -> dict[str, Guarantee]:
-        """The cost of one world, of all of them, and of one at `scaled_up`."""
-        if delta is None:
-            return self.at_scale()
-        events, number = [plan.event() for plan in self.plans.values()], len(self.worlds)
-        times = {WORLD: 1, f"all {number} worlds": number}
-        costs = {name: Guarantee.of_events(events * n, delta) for name, n in times.items()}
-        return costs | self.at_scale()
+
+def opened(
+    data: DataConfig, vocab_size: int
+) -> tuple[Population, Population, Vocabulary, PrivateContent]:
+    """The training clients, the PUBLIC corpus, its words, and what no public text may repeat."""
+    parts = build.split_clients(build.read_clients(data), data)
+    assert data.public is not None
+    private = PrivateContent(parts["train"])
+    public = build.open_public(data.public, parts["public"], private, "data.public")
+    source = data.vocabulary or public
+    vocabulary = build.public_vocabulary(source, parts["public"], private, vocab_size)
+    return parts["train"], public, vocabulary, private
+
+
+def store_vocabulary(study: Study, workspace: Workspace) -> str:
+    """Writes the words, and returns what identifies them."""
+    path, words = workspace.directory / "vocabulary.json", study.vocabulary
+    decide("the vocabulary", lambda: words.save(path))
+    return hashlib.sha256("\n".join(words.tokens).encode()).hexdigest()[:12]
 
 
 def ledger_of(directory: Path, world: str) -> Path:
@@ -50,15 +133,55 @@ def ledger_of(directory: Path, world: str) -> Path:
     return directory / "worlds" / world / "ledger.jsonl"
 
 
-def record_of(
-    study: Study, workspace: Workspace, worlds: Mapping[str, Any], delta: float | None
+def carried_out(
+    study: Study,
+    workspace: Workspace,
+    starts: Mapping[str, tuple[Any, str]],
+    changed: Callable[[float], tuple[Population, Callable[[str], Population]]],
+    drawn: Callable[[Mapping[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """What the public record says of all `worlds`, the metrics by share among it."""
+    """Carries out what is left of all worlds; what the public record says of them.
+
+    Args:
+      starts: by kind, what it starts from and what identifies that.
+      changed: of a world's share, the clients, and what each kind reads of them.
+      drawn: what the models generate, of their parameters by kind.
+    """
+    worlds, delta = {}, study.counted.privacy.delta
+    for name, share in study.worlds.items():
+        (clients, examples), results = changed(share), {}
+        ledger = ledger_of(workspace.directory, name)
+        for kind, (start, identity) in starts.items():
+            counts = kind == RATE
+            results[kind] = workspace.train(
+                study.algorithm(kind, start)._replace(name=f"{kind}_{name}"),
+                clients if counts else examples(kind),
+                name=f"{kind}_{name}",
+                privacy=(study.counted if counts else study.kinds[kind].section).privacy,
+                ledger=ledger,
+                start=identity,
+                ask=partial(examples, RATE) if counts else None,
+            )
+        params = {kind: results[kind].params for kind in study.kinds}
+        generated = workspace.artifacts().load_or_compute(
+            f"generated_{name}",
+            lambda params=params: Artifact(drawn(params)),
+            {kind: params_digest(each) for kind, each in params.items()},
+        )
+        (rate,), (noise,) = Rates.of(study.plans[RATE], results[RATE].state)
+        worlds[name] = {
+            "share": share,
+            "composed_guarantee": workspace.composed_guarantee([ledger], delta),
+            "privacy": {kind: restate(result.out, ledger) for kind, result in results.items()},
+            **dict(zip(study.rates, (rate, noise), strict=True)),
+            **generated.record,
+        }
     ledgers = [ledger_of(workspace.directory, world) for world in worlds]
     composed = workspace.composed_guarantee(ledgers, delta)
-    shares = {name: f"{share:g}" for name, share in study.worlds.items()}
-    metrics = sorted(study.config.metrics - {"epsilon"})
-    compared = {metric: {shares[n]: w[metric] for n, w in worlds.items()} for metric in metrics}
+    compared = {
+        metric: {f"{each['share']:g}": each[metric] for each in worlds.values()}
+        for metric in sorted(study.config.metrics - {"epsilon"})
+    }
     return {
         "private": not workspace.stamp,
         # The page shows the models of all worlds, which are of the same clients.
@@ -67,6 +190,7 @@ def record_of(
         "population": study.clients.name,
         "unit": study.clients.unit,
         "plans": {kind: plan.to_dict() for kind, plan in study.plans.items()},
+        "drawn": dataclasses.asdict(study.config.drawn),
         "worlds": worlds,
         "at_scale": {name: each.statement() for name, each in study.at_scale().items()},
     }

@@ -35,7 +35,7 @@ def made(
                 privacy=about["privacy"][kind],
             )
             fields = fields_of(config.data.source) if kind in words else {}
-            of = study.models[kind], params, words.get(kind)
+            of = study.kinds[kind].model, params, words.get(kind)
             models.append(base.TrainedModel(name, *of, fields=fields))
     return base.Made(
         models=tuple(models),

@@ -1,7 +1,6 @@
 """The page of the study of joined words: where words are out of vocabulary, and which ones."""
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,26 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     """Draws the picture from the record."""
     worlds, drawn = list(record["worlds"].values()), record["drawn"]
     source, size = record["vocabulary"]["source"], record["vocabulary"]["size"]
-    rows = []
-    for world in worlds:
-        first, generated = percent(world["oov_by_position"][0]), percent(world["oov_generated"])
-        spaces = [" " in word["word"] for word in world["top_words"]]
+    titles = [f"bug in {100 * world['share']:g} %" for world in worlds]
+    axes = plots.axes("Out-of-vocabulary rate by position", stamp=mark_of(record["stamp"]))
+    rows, tops = [], []
+    for index, (title, world) in enumerate(zip(titles, worlds, strict=True)):
+        # There is no rate where no sentence has a word.
+        rates, generated = 100 * np.array(world["oov_by_position"], float), world["oov_generated"]
+        label = f"{title} of sentences; {percent(generated)} overall"
+        plots.curve(axes, list(enumerate(rates, 1)), index, label=label)
+        first, top = percent(world["oov_by_position"][0]), world["top_words"]
         clients = f"{percent(world['oov_overall'])} ± {percent(world['oov_noise'])}"
-        rows.append((_bug(world), clients, first, generated, f"{sum(spaces)} of {len(spaces)}"))
+        spaces = f"{sum(' ' in each['word'] for each in top)} of {len(top)}"
+        rows.append((title, clients, first, percent(generated), spaces))
+        shown = [each["word"].replace(" ", " ␣ ") for each in top]
+        probabilities = [percent(math.exp(each["log_probability"])) for each in top]
+        tops.append(list(zip(shown, probabilities, strict=True)))
+    # Rates of 1 % and of 90 % must both be visible.
+    plots.logarithmic(axes)
+    picture = plots.labelled(axes, "position in the sentence", "% of words", legend=True)
     columns = ("", "OOV of the clients", "generated: OOV at position 1", "OOV overall")
     columns += ("top words with a space",)
-    picture = _by_position(worlds, mark_of(record["stamp"]))
     return Page(
         title="Which words does the vocabulary lack? Federated language models",
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of {size:,} words "
@@ -53,31 +63,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
                 f"The character models are trained only on words out of the vocabulary of {source}."
                 " The probability is that of the whole word and its end. The bug makes words that "
                 "contain a space (marked ␣).",
-                table=ranked(
-                    [*map(_bug, worlds)],
-                    "probability by the model",
-                    [[_shown(word) for word in world["top_words"]] for world in worlds],
-                ),
+                table=ranked(titles, "probability by the model", tops),
             ),
         ],
     )
-
-
-def _bug(world: Mapping[str, Any]) -> str:
-    return f"bug in {100 * world['probability']:g} %"
-
-
-def _by_position(worlds: Sequence[Mapping[str, Any]], mark: str) -> Any:
-    axes = plots.axes("Out-of-vocabulary rate by position", stamp=mark)
-    for index, world in enumerate(worlds):
-        # There is no rate where no sentence has a word.
-        rates = 100 * np.array(world["oov_by_position"], float)
-        label = f"{_bug(world)} of sentences; {percent(world['oov_generated'])} overall"
-        plots.curve(axes, list(enumerate(rates, 1)), index, label=label)
-    # Rates of 1 % and of 90 % must both be visible.
-    plots.logarithmic(axes)
-    return plots.labelled(axes, "position in the sentence", "% of words", legend=True)
-
-
-def _shown(word: Mapping[str, Any]) -> tuple[str, str]:
-    return word["word"].replace(" ", " ␣ "), percent(math.exp(word["log_probability"]))

@@ -14,17 +14,13 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     worlds, drawn, bias = list(record["worlds"].values()), record["drawn"], record["bias"]
     plan = record["plans"][MODEL]
     titles = [f"bias of {100 * world['share']:g} %" for world in worlds]
-    rows = [
-        (
-            title,
-            f"{percent(world['rare_share'])} ± {percent(world['rare_noise'])}",
-            percent(world["missing_share"]),
-            percent(world["planted_share"]),
-        )
-        for title, world in zip(titles, worlds, strict=True)
-    ]
+    rows, shown = [], []
+    for title, world in zip(titles, worlds, strict=True):
+        clients = f"{percent(world['rare_share'])} ± {percent(world['rare_noise'])}"
+        drawn_shares = percent(world["missing_share"]), percent(world["planted_share"])
+        rows.append((title, clients, *drawn_shares))
+        shown.append([(each["text"], f"{each['excess']:.2f}") for each in world["top"]])
     columns = ("", "rare sentences of the clients", "drawn: missing in public", "drawn: planted")
-    shown = [[(each["text"], f"{each['excess']:.2f}") for each in w["top"]] for w in worlds]
     return Page(
         title="What does the public training data lack? A private language model",
         lead=f"{record['population']} · a client: {record['unit']} · public: {record['public']}",

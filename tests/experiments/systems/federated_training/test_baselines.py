@@ -45,6 +45,9 @@ SMALL = {
                           "--data.split.train", "0.4", "--data.split.valid", "0.3",
                           "--data.split.test", "0.3",
                           "--training.clients-per-round", "1"],
+    "papers/stackoverflow_word_lm": [
+        *WORDS, *FEW, *SCORED, "--evaluation.source", FILES["stackoverflow"], "--data.clients", "3",
+        "--model.hidden", "8", "--model.vocab-size", "10", "--privacy.delta", "0.01"],
     "stackoverflow_oov_concatenation": [
         *WORDS, *of_models("words", "characters"), "--data.clients", "3", "--words.model.hidden",
         "8", "--words.model.vocab-size", "8", "--characters.model.hidden", "8",
