@@ -133,7 +133,7 @@ def popri() -> tuple[Algorithm, Population]:
 
 def private_evolution() -> tuple[Algorithm, Population]:
     settings = EvolutionSettings(population=4, lookahead=1, max_bytes=64)
-    writer = Continue(untrained(), 0.5, 8, Decoding())
+    writer = Continue(untrained(), kept=0.5, tokens=8, decoding=Decoding())
     scorer = Scorer(plan(clip_norm=2.0), kind="nn_histogram", max_texts=2)
     return jp.algorithms.private_evolution(TEXTS, writer, scorer, HASHED, settings), writers()
 
