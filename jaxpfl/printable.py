@@ -46,7 +46,7 @@ def template(package: str, name: str) -> Any:
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         finalize=lambda value: printable(value, "\n\t") if type(value) is str else value,
         loader=PackageLoader(package, ""),
         autoescape=".html" in name,
@@ -54,7 +54,10 @@ def template(package: str, name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-    ).get_template(name)
+    )
+    # YAML reads JSON's escapes of two halves as two characters, which are none.
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    return environment.get_template(name)
 
 
 def facts(title: str, values: Mapping[str, object]) -> str:

@@ -4,6 +4,7 @@ import re
 import unicodedata
 
 import pytest
+import yaml
 
 from jaxpfl.cli import main
 from jaxpfl.experiments.report import plots
@@ -58,6 +59,12 @@ def test_a_table_has_as_many_lines_as_rows():
     lines = text_lines(table)
     assert len(lines) == 3 and max(map(len, lines)) < 1000
     assert all(line.isprintable() for line in lines)
+
+
+def test_yaml_reads_every_character_of_what_is_put_in():
+    page = template("jaxpfl.experiments", "deployment.yaml.jinja")
+    text = page.environment.from_string("text: {{ text | tojson }}").render(text="é <b> 😀: 'x'")
+    assert yaml.safe_load(text) == {"text": "é <b> 😀: 'x'"}
 
 
 def test_a_page_holds_no_control_characters(tmp_path):

@@ -121,7 +121,7 @@ def answered_once(name: str, query: Query, first: State, broadcast: Any = ()) ->
     def step(state, release, round):
         return release(query, broadcast).value, {}
 
-    return Algorithm(name, lambda key: first, step, (query,))
+    return Algorithm(name, copied(first), step, (query,))
 
 
 def placed(query: Query, state: State) -> State:

@@ -83,7 +83,14 @@ class MetricsPlan(Checked):
     @classmethod
     def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:
         """Returns the plan with the least noise, as `Plan.calibrated`; `settings`: other fields."""
-        return cls(plan_of_everyone(population, 1.0, epsilon, delta), **settings)
+        plan = Plan.calibrated(
+            epsilon=epsilon,
+            delta=delta,
+            rounds=1,
+            clip=Clip(1.0),
+            participation=Poisson(population, population),
+        )
+        return cls(plan, **settings)
 
     @classmethod
     def without_privacy(cls, population: int, **settings: Any) -> Self:

@@ -12,7 +12,7 @@ decentralized datasets"), Table 6. The mechanism is our own.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +32,12 @@ COLUMN = "counts"
 def plan_of_everyone(
     population: int, clip_norm: float, epsilon: float | None, delta: float | None
 ) -> Plan:
-    """One round in which every client takes part; without `epsilon` it is NOT private."""
+    """One round in which every client takes part; with neither it is NOT private."""
     terms: Any = {"rounds": 1, "clip": Clip(float(clip_norm))}
     terms["participation"] = Poisson(population, population)
-    if epsilon is None or delta is None:
+    if epsilon is None and delta is None:
         return Plan.without_privacy(**terms)
-    return Plan.calibrated(epsilon=epsilon, delta=delta, **terms)
+    return Plan.calibrated(epsilon=cast(float, epsilon), delta=cast(float, delta), **terms)
 
 
 def federated_sums(plan: Plan, *, length: int, max_examples: int) -> Algorithm:

@@ -201,6 +201,7 @@ class _Separated(_OfClients):
         return self.separation
 
 
+@dataclasses.dataclass(frozen=True)
 class MinSeparation(_Separated):
     """n clients take part, drawn from those who took part in none of the b - 1 rounds before.
 
@@ -225,6 +226,7 @@ class MinSeparation(_Separated):
         return _CheckIns(self, seed).cohort(round)
 
 
+@dataclasses.dataclass(frozen=True)
 class CyclicPoisson(_Separated):
     """Each client has one of b places, and takes part in its round of an epoch with b n / N.
 

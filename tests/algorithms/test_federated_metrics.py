@@ -5,7 +5,9 @@ import itertools
 import json
 import math
 from functools import partial
+from typing import cast
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from jaxpfl.algorithms.federated_metrics import (
     release,
     with_correct,
 )
+from jaxpfl.algorithms.federated_sums import plan_of_everyone
 from jaxpfl.data import Population, from_clients
 from jaxpfl.privacy import Clip, Ledger
 from tests.algorithms.asking import SAME, asked
@@ -201,6 +204,21 @@ def test_wrong_numbers_are_refused(wrong):
     refusal(lambda: MetricsPlan.calibrated(1.0, 1e-5, number), "population")
     percent = wrong if wrong not in ("0.5", 0) else 100
     refusal(lambda: of_histogram([1.0]).percentile(percent), "percent must")
+
+
+def test_a_plan_without_an_epsilon_is_refused_and_never_without_noise():
+    """TRUST 9: what is not private is asked for by name, and not by leaving a number out."""
+    refusal(lambda: MetricsPlan.calibrated(cast(float, None), 1e-5, 9), "epsilon")
+    refusal(lambda: MetricsPlan.calibrated(1.0, cast(float, None), 9), "delta")
+    refusal(lambda: plan_of_everyone(9, 1.0, None, 1e-5), "epsilon")
+    refusal(lambda: plan_of_everyone(9, 1.0, 1.0, None), "delta")
+
+
+def test_each_start_has_a_state_of_its_own():
+    algorithm = federated_metrics(MetricsPlan.without_privacy(9))
+    first, second = (algorithm.init(jax.random.key(0)) for _ in range(2))
+    jax.tree.map(lambda leaf: leaf.delete(), first)
+    assert not np.asarray(second["histogram"]).any()
 
 
 @pytest.mark.parametrize(

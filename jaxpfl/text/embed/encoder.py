@@ -183,11 +183,12 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
     modules = files.read_json(path)
     try:
         kinds = [str(module["type"]).split(".")[-1] for module in modules]
-        places = [PurePosixPath(str(module["path"])) for module in modules]
+        places = [str(module["path"]) for module in modules]
     except (TypeError, KeyError) as error:
         raise CorruptFile(f"{path} is not a list of modules with type and path") from error
-    for place in map(str, places):
-        if place.startswith("/") or ".." in place.split("/") or "\0" in place or len(place) > 255:
+    for place in places:
+        parts = PurePosixPath(place)
+        if parts.is_absolute() or ".." in parts.parts or "\0" in place or len(place) > 255:
             raise InputError(f"{path}: path {place!r} leaves the folder, or is none")
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         expected = "Transformer, Pooling and perhaps Normalize"
