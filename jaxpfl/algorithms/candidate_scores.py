@@ -81,7 +81,8 @@ class Scorer(Checked):
             raise InputError(f"{what}, found {self.plan.unit!r}")
         if self.plan.participation.in_epochs:
             what = "the plan of scores must sample cohorts by Poisson or fixed-size participation"
-            raise InputError(f"{what}, found {self.plan.sampling}")
+            because = "every release draws a new cohort"
+            raise InputError(f"{what}, found {self.plan.sampling}: {because}")
         if self.plan.clip.adaptive is not None:
             raise InputError("the plan of scores must not clip adaptively: they have one clip norm")
 

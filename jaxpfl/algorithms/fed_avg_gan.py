@@ -126,8 +126,9 @@ def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, s
         updates, new_state = updated(optimizer, gradients, optimizer_state, generator)
         trained = optax.apply_updates(generator, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(trained))
-        pairs = (trained, new_state), (generator, optimizer_state)
-        generator, optimizer_state = jax.tree.map(partial(jnp.where, finite), *pairs)
+        generator, optimizer_state = jax.tree.map(
+            partial(jnp.where, finite), (trained, new_state), (generator, optimizer_state)
+        )
         loss_sum = loss_sum + jnp.where(finite, loss, 0.0)
         return generator, optimizer_state, loss_sum, left_out + (~finite).astype(jnp.int32)
 
@@ -211,8 +212,10 @@ def fed_avg_gan(
             "generator_loss": loss,
             "generator_left_out": left_out,
         }
-        states = optimizer_state, server_state
-        return GANState(trained, critic, *states, released.clip_norm, state.draws), metrics
+        following = GANState(
+            trained, critic, optimizer_state, server_state, released.clip_norm, state.draws
+        )
+        return following, metrics
 
     def params(state):
         return {"generator": state.generator, "critic": state.critic}

@@ -147,8 +147,10 @@ class RunningMoments:
 
 def moments(embeddings_NxD, clip_norm: float) -> Moments:
     """Returns the moments of the embeddings [n, d], n >= 1, of a public corpus.
+
     Accurate to about 1e-6 of their size for rows in float32, and to rounding for float64;
-    `clip_norm` as of `RunningMoments`."""
+    `clip_norm` as of `RunningMoments`.
+    """
     shape = np.shape(embeddings_NxD)
     if len(shape) != 2:
         raise InputError(f"embeddings must have shape [n, d], found {list(shape)}")

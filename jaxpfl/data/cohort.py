@@ -108,8 +108,10 @@ class CohortSpec(Checked):
     @property
     def rungs(self) -> tuple[int, ...]:
         """The ladder: `max_steps` and, where that is more than four, a quarter of it.
+
         Each rung is a program to trace, check and compile, while padding steps take memory but are
-        not run: two are enough for many steps, and one for few."""
+        not run: two are enough for many steps, and one for few.
+        """
         most = self.max_steps
         return (most,) if self.one_shape or most <= _FEW_STEPS else (-(-most // 4), most)
 

@@ -106,7 +106,8 @@ class Pathological(Scheme):
             if sizes_LxC.any(axis=0).all():
                 return _by_label(label_N, sizes_LxC, generator)
         draws = f"no draw of {self.labels} labels for each of {self.clients} clients gave every"
-        raise InputError(f"partition: {draws} client an example: lower clients, or raise labels")
+        expected = "expected more examples of each label: lower clients, or raise labels"
+        raise InputError(f"partition: {draws} client an example, {expected}")
 
     def _sizes(self, counts_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """How many examples of each label each client has in one draw, int64 [labels, clients]."""
@@ -151,7 +152,8 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
     # A plan protects each new client, but not an old one that was split among several of them.
     if np.any(examples.sizes() > 1):
         what = f"the examples of {examples.name!r} have clients of their own, which a partition"
-        raise InputError(f"{what} would tear apart: use them as they are, or read with client=*")
+        hint = "use them as they are, or read with client=*, which makes each example a client"
+        raise InputError(f"{what} would tear apart: {hint}")
     ids = [f"client {index}" for index in range(scheme.clients)]
     name, unit = f"{examples.name} [{scheme}]", f"made-up client of {examples.unit}s"
     return from_rows(scheme.deal(examples), ids, examples.columns, name=name, unit=unit)

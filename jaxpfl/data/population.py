@@ -96,7 +96,9 @@ class Population:
         offsets.flags.writeable = False
         if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
             raise InputError("offsets must start at 0 and never decrease")
-        columns = {n: as_column(f"column {n!r}", values) for n, values in self.columns.items()}
+        columns = {
+            name: as_column(f"column {name!r}", values) for name, values in self.columns.items()
+        }
         if not columns:
             raise InputError("a population needs at least one column, found none")
         for name, column in columns.items():
@@ -146,7 +148,9 @@ class Population:
     @property
     def content(self) -> str:
         """SHA-256 (hex) of columns and offsets, but not of ids, however they are stored.
-        PRIVATE: a guess of the data can be tested against it. The first use hashes all columns."""
+
+        PRIVATE: a guess of the data can be tested against it. The first use hashes all columns.
+        """
         return self._content.sha256()
 
     @property
@@ -206,8 +210,10 @@ class Population:
 
     def with_min_examples(self, n: int) -> "Population":
         """The same clients, where those with fewer than `n` examples have none.
+
         They remain clients, because the number of clients is public, and how many of them have few
-        examples is private. An empty client is sampled like the others and contributes zero."""
+        examples is private. An empty client is sampled like the others and contributes zero.
+        """
         n, sizes = checks.positive_int("n", n), self.sizes()
         enough = np.repeat(sizes >= n, sizes)
         return self.keeping(enough, f"{self.name} [examples of clients with at least {n}]")
@@ -242,23 +248,29 @@ class Population:
 
     def with_columns(self, columns: Mapping[str, Any]) -> "Population":
         """The same clients with other columns of the same length, such as tokens of their texts.
+
         The fingerprint stays, because a release of values computed from a client's data must be
-        charged to that client's ledger."""
+        charged to that client's ledger.
+        """
         return self._derive(columns, self.offsets, self.client_ids, self.name)
 
     def with_examples(
         self, columns: Mapping[str, Any], offsets: np.ndarray, name: str | None = None
     ) -> "Population":
         """The same clients with other examples made of their own, such as their rare words.
+
         The fingerprint stays, as in `with_columns`, and so does the number of clients: one that has
-        no examples left remains."""
+        no examples left remains.
+        """
         if len(offsets) != len(self.offsets):
             raise InputError(f"{len(offsets) - 1} clients in offsets, expected {len(self)}")
         return self._derive(columns, offsets, self.client_ids, name or self.name)
 
     def keeping(self, kept: np.ndarray, name: str | None = None) -> "Population":
         """The same clients with only the examples where `kept`, bool [examples], is true.
-        A client that keeps none remains, because how many keep some is private."""
+
+        A client that keeps none remains, because how many keep some is private.
+        """
         kept = one_per_example(self, "kept", kept)
         rows = np.flatnonzero(kept)
         columns = {name: take(column, rows) for name, column in self._stored.items()}

@@ -218,8 +218,10 @@ class GAN(Checked):
         self, critic: Params, image_GxBxHxWxC: Array, real_B: Array
     ) -> tuple[Array, Statistics]:
         """Scores [G, B] of G batches, and each batch's statistics [G, F] (mean, variance).
+
         The images are finite float32 in [-1, 1]. `real_B` is True for the rows that count, which
-        are the same in all batches."""
+        are the same in all batches.
+        """
         return nnx.merge(self._graphdefs[1], critic)(image_GxBxHxWxC, real_B)
 
     def critic_loss(
@@ -282,8 +284,10 @@ def with_statistics(critic: Params, statistics: Statistics) -> Params:
 
 def sample_images(gan: GAN, params: Params, key: Array, number: int) -> np.ndarray:
     """Draws float32 images [number, H, W, C] in 0 .. 1, where 0 is paper and 1 is ink.
+
     Images are drawn and normalised in blocks of 64, each with a key of its own: the first images do
-    not depend on `number`. Of `params` only "generator" is read."""
+    not depend on `number`. Of `params` only "generator" is read.
+    """
     blocks = -(-checks.positive_int("number", number) // _DRAWN_TOGETHER)
     keys = (jax.random.fold_in(key, block) for block in range(blocks))
     drawn = [np.asarray(_drawn_block(gan, params["generator"], own)) for own in keys]

@@ -73,8 +73,10 @@ class Convolution(nnx.Module):
         self.pads: Any = ((size // 2, size // 2),) * 2 if even else "SAME"
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        parts, order = (x_BxHxWxC, self.kernel[...]), ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(*parts, self.stride, self.pads, dimension_numbers=order)
+        strides, pads, order = self.stride, self.pads, ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x_BxHxWxC, self.kernel[...], strides, pads, dimension_numbers=order
+        )
 
 
 class Block(nnx.Module):

@@ -98,10 +98,14 @@ def alternatives(
                 if "exact" in kind:
                     continue
                 try:
-                    run: dict[str, Any] = dict(
-                        epsilon=epsilon, delta=delta, rounds=rounds, clip=Clip(1.0)
+                    plan = Plan.calibrated(
+                        epsilon=epsilon,
+                        delta=delta,
+                        rounds=rounds,
+                        clip=Clip(1.0),
+                        participation=who,
+                        noise=kind,
                     )
-                    plan = Plan.calibrated(**run, participation=who, noise=kind)
                 except InputError:
                     if kind == "independent":
                         raise

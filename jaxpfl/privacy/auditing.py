@@ -113,8 +113,12 @@ def lower_bound(trials: Trials, stated: Guarantee, *, confidence: float = 0.99) 
     chooses_N = np.arange(len(present_N)) % _CHOOSING == 0
     score, cut = _chosen(scores_SxN[:, chooses_N], present_N[chooses_N])
     above_N, present_N = scores_SxN[score, ~chooses_N] > cut, present_N[~chooses_N]
-    above = above_N.sum(where=present_N), above_N.sum(where=~present_N)
-    p, r = _bounds(*above, present_N, 1 - (1 - confidence) / 2)
+    p, r = _bounds(
+        above_N.sum(where=present_N),
+        above_N.sum(where=~present_N),
+        present_N,
+        1 - (1 - confidence) / 2,
+    )
 
     def contradicted(log_factor: float) -> bool:
         """Whether the release has less noise than the stated one times the factor."""
@@ -191,14 +195,17 @@ def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent
     """
     grows = {"noise_multiplier": factor, "rho": factor**-2, "xi": factor**-2}
 
-    def of(record: Any) -> Any:
-        if isinstance(record, list):
-            return [of(part) for part in record]
-        if not isinstance(record, dict):
-            return record
-        return {n: part * grows[n] if n in grows else of(part) for n, part in record.items()}
+    def scaled_part(part: Any) -> Any:
+        if isinstance(part, list):
+            return [scaled_part(entry) for entry in part]
+        if not isinstance(part, dict):
+            return part
+        return {
+            name: value * grows[name] if name in grows else scaled_part(value)
+            for name, value in part.items()
+        }
 
-    return events.from_json(of(events.to_json(event)))
+    return events.from_json(scaled_part(events.to_json(event)))
 
 
 def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:

@@ -197,7 +197,7 @@ class _Separated(_OfClients):
 
     @property
     def rounds_per_epoch(self) -> int:
-        """b."""
+        """b: a client takes part at most once in an epoch."""
         return self.separation
 
 

@@ -178,8 +178,10 @@ class FredPlan(Checked):
 
     def simulated_by(self, units: int, delta: float, larger: int) -> Self:
         """Returns the plan by which `units` clients have the noise of `larger` ones in their means.
+
         It is a SIMULATION, which all its statements say: see `privacy.simulated`. `delta` is of
-        what these units have, below 1 / their number."""
+        what these units have, below 1 / their number.
+        """
         return dataclasses.replace(
             self,
             multipliers=tuple(z * (units / larger) for z in self.multipliers),
@@ -192,7 +194,7 @@ class FredPlan(Checked):
         """The plan of each embedding alone, whose noise is that of its part of the release."""
         count, *others = self.multipliers
         scaled = [(count, *(z / math.sqrt(share) for z in others)) for share in self.shares]
-        return [dataclasses.replace(self, multipliers=zs, shares=(1.0,)) for zs in scaled]
+        return [dataclasses.replace(self, multipliers=part, shares=(1.0,)) for part in scaled]
 
     def client_fn(self, moment: Moment) -> ClientMoment | LabelledMoment:
         """What a client computes of one embedding."""
@@ -232,7 +234,9 @@ class FredPlan(Checked):
 
     def claimed(self, statement: str) -> str:
         """A statement of this plan's guarantee; of `as_printed` after what the paper states.
-        The numbers of examples and of clients are then published, so that one is replaced."""
+
+        The numbers of examples and of clients are then published, so that one is replaced.
+        """
         if self.stated is None:
             return statement
         # Not in the words of a guarantee, for which a verifier would take it.
@@ -260,8 +264,10 @@ class FredPlan(Checked):
 
     def plans(self, units: int) -> tuple[Plan, ...]:
         """Returns one plan for each release in `moments`, of one round in which all take part.
+
         Their costs compose to the guarantee of this plan. `units` is the number of clients, or of
-        examples where the example is the unit; `delta` must be below 1 / units."""
+        examples where the example is the unit; `delta` must be below 1 / units.
+        """
         return tuple(
             Plan(
                 rounds=1,

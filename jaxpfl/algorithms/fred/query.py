@@ -188,7 +188,9 @@ def fred(plan: FredPlan, *, units: int, dimension: int | Mapping[str, int]) -> A
 
 def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
     """Returns the released moments from the final state: post-processing, which costs nothing.
-    `by_embedding` and `by_label` part a state of several."""
+
+    `by_embedding` and `by_label` part a state of several.
+    """
     number, mean_D = _mean(plan, state.count, state.sum_D)
     count = float(number)
     dimension, isometric = len(mean_D), plan.stated is None
@@ -228,8 +230,10 @@ def _mean(plan: FredPlan, number: Any, sum_D: Any) -> tuple[np.ndarray, np.ndarr
 
 def used_examples(clients: Population, plan: FredPlan, seed: int) -> Population:
     """The clients with the examples that the query uses, to be embedded.
+
     At most `plan.max_examples` random ones of each, which follow from the seed and the client
-    alone; where the unit is the example, all."""
+    alone; where the unit is the example, all.
+    """
     if plan.unit == "example":
         return clients
     return clients.keeping(at_most(clients, plan.max_examples, seed))
@@ -297,7 +301,9 @@ def public_moments(
     corpus: Population, embedder: Embedder, clip_norm: float = 1.0, *, progress: bool = True
 ) -> Moments:
     """Returns the moments of a public corpus, which is embedded piece by piece to save memory.
-    Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same."""
+
+    Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same.
+    """
     if not corpus.num_examples:
         what = f"corpus {corpus.name!r} has no examples"
         raise InputError(f"{what}, expected at least one to compute moments from")

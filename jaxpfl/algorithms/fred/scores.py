@@ -83,7 +83,9 @@ def score(
     private: PrivateMoments, candidates: Mapping[str, Moments], *, progress: bool = False
 ) -> list[Score]:
     """Returns the FreD of every candidate, the least `corrected` first; scoring costs no privacy.
-    Up to 66 releases are simulated for the intervals, which takes some seconds at d = 256."""
+
+    Up to 66 releases are simulated for the intervals, which takes some seconds at d = 256.
+    """
     if not candidates:
         return []
     reference = Reference(private.moments)
@@ -247,8 +249,10 @@ class BestMixture(NamedTuple):
 
 def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> BestMixture:
     """Returns the mixture of the candidates with the least Frechet distance; costs no privacy.
+
     With noise, distances are those of this file's head, less what the noise adds to that of the
-    means: an estimate, without an interval."""
+    means: an estimate, without an interval.
+    """
     names, parts = list(candidates), list(candidates.values())
     dimensions = sorted({part.dimension for part in parts})
     if dimensions != [private.moments.dimension]:

@@ -219,8 +219,10 @@ class Fields:
                 columns[name] = self._column(name, table[name], typed)
             except FaultError as error:
                 row, (expected, kind, *_) = self._first_fault(name, table[name], typed)
-                counts = (f" (as in {n} of {len(numbers)} rows read)" for n in error.args[2:])
-                more = "".join(counts)
+                unfit = (
+                    f" (as in {count} of {len(numbers)} rows read)" for count in error.args[2:]
+                )
+                more = "".join(unfit)
                 raise row_error(source, numbers[row], name, expected, kind, more) from None
             self._types[name] = columns[name].type
         return Rows(source, numbers, columns)

@@ -87,8 +87,11 @@ def whole(values: Any) -> Any:
 
 
 def _is_conversation(value: Any) -> bool:
-    parts = value if isinstance(value, list) and value else [None]
-    return all(isinstance(m, dict) and isinstance(m.get("content", 0), str | None) for m in parts)
+    return isinstance(value, list) and bool(value) and all(map(_is_message, value))
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content", 0), str | None)
 
 
 def _contents(messages: Sequence[Mapping[str, Any] | None]) -> str:

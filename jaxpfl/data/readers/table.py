@@ -74,8 +74,9 @@ def _parquet_batches(
         for group in range(file.metadata.num_row_groups):
             # The first row comes first: `RowGroupMetaData.column` ends the process where the
             # footer is damaged, while reading raises an error. Its dictionaries are the group's.
-            which = {"row_groups": [group], "columns": list(names)}
-            first = next(dictionaries.iter_batches(1, **which), None)
+            first = next(
+                dictionaries.iter_batches(1, row_groups=[group], columns=list(names)), None
+            )
             if first is None:
                 continue
             chunks = [file.metadata.row_group(group).column(index) for index in wanted]
@@ -83,7 +84,7 @@ def _parquet_batches(
             size = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
             checks.fits_memory(f"{path}: row group {group + 1}, unpacked,", size)
             rows = min(_ROWS, max(1, _BATCH_BYTES // max(1, *map(_longest, first.columns))))
-            yield from file.iter_batches(rows, **which)
+            yield from file.iter_batches(rows, row_groups=[group], columns=list(names))
 
 
 def _longest(column: pa.Array) -> int:

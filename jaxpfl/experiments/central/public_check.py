@@ -195,4 +195,5 @@ def _compared(corpus: Population, clients: Population, *, alone: bool = True) ->
 
 def _refused(what: str) -> InputError:
     shared = "over half of it, or of theirs, and no data can be public and private at once"
-    return InputError(f"{what} holds the private clients' own data: {shared}; name another source")
+    own = "the private clients' own data, perhaps under another name"
+    return InputError(f"{what} holds {own}: {shared}; name another source")

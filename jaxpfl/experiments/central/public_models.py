@@ -131,10 +131,17 @@ class PublicModels:
                 f"{len(rows)} rows of {settings.sequence_length} tokens, expected at least 10"
             )
         start, train = initialised(model, jax.random.key(self.seed)), {"tokens": rows[held_out:]}
-        options: Any = {"seed": self.seed, "folder": folder, "progress": self.progress}
-        options |= {"valid": {"tokens": rows[:held_out]}}
-        options["mesh"] = data_mesh(settings.pretraining.batch_size)
-        fitted = fit(model, start, train, settings.pretraining, **options)
+        fitted = fit(
+            model,
+            start,
+            train,
+            settings.pretraining,
+            seed=self.seed,
+            valid={"tokens": rows[:held_out]},
+            mesh=data_mesh(settings.pretraining.batch_size),
+            folder=folder,
+            progress=self.progress,
+        )
         record = {**fitted.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
         return Artifact(record, tree_arrays(fitted.params))
 

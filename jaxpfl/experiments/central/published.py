@@ -106,7 +106,8 @@ class PublishedModel:
             model = replace(model, causal=True)
         else:
             where, head = f"{self.name}.path = {settings.path!r}", "a language-model head"
-            raise InputError(f"{where} holds a {model.name} without {head}, expected one")
+            because = "it predicts no next token"
+            raise InputError(f"{where} holds a {model.name} without {head}: {because}")
         return LanguageModel(cast(Decoder, model), params, self.tokeniser, mesh=data_mesh())
 
 

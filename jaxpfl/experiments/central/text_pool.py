@@ -88,7 +88,9 @@ def write(
                     table[term] += map(str, take(pieces.column(term), rows).tolist())
                 else:
                     of_rows = (corpus.examples(document)[term] for document in documents.tolist())
-                    table[term] += ["; ".join(map(str, dict.fromkeys(v.tolist()))) for v in of_rows]
+                    table[term] += [
+                        "; ".join(map(str, dict.fromkeys(values.tolist()))) for values in of_rows
+                    ]
         table["weight"] += choice.weights_N[choice.rows_M].tolist()
     if "" not in choices:
         table["label"] = [label for label, choice in choices.items() for _ in choice.rows_M]

@@ -83,8 +83,8 @@ class Workspace:
 
     def artifacts(self, run: str | None = None, ledger: Ledger | None = None) -> Artifacts:
         """The store of the intermediate results of a run, by default of `config_id`."""
-        named: Any = {"run": run or self.config_id, "ledger": ledger, "private": not self.stamp}
-        return RunArtifacts(self.directory / ARTIFACTS, **named)
+        folder, name = self.directory / ARTIFACTS, run or self.config_id
+        return RunArtifacts(folder, run=name, ledger=ledger, private=not self.stamp)
 
     def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `result.json` with the system's name and the stamp, and returns its content.
@@ -130,13 +130,19 @@ class Workspace:
         if ledger is None:
             ledger = folder / "ledger.jsonl" if note else ledger_path(privacy, self.directory)
         config = to_mapping(self.config) | ({"run name": name} if name else {})
-        public: Any = {"seed": run.seed, "reproducible_noise": run.reproducible_noise}
-        public |= {"start": start, "prior": tuple(prior), "note": note}
         return Run(
             folder,
             algorithm,
             population,
-            Setting(config=config, resumed_as=self.directory, **public),
+            Setting(
+                config=config,
+                seed=run.seed,
+                reproducible_noise=run.reproducible_noise,
+                start=start,
+                prior=tuple(prior),
+                note=note,
+                resumed_as=self.directory,
+            ),
             ledger=ledger,
             budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
             resume=(folder / "run.json").exists(),
@@ -276,9 +282,10 @@ def at_scale(
     for plan in plans:
         number = round(scaled_up.factor * plan.clients_per_round)
         if scaled_up.population < max(plan.population, number):
-            least = f"the {plan.population} clients of the run and the {number} of a round"
+            least = f"the {plan.population} clients of the run and the {number} a round"
             given = f"scaled_up.population is {scaled_up.population}"
-            raise InputError(f"{given}, expected at least {least}")
+            by = "that scaled_up.factor asks for"
+            raise InputError(f"{given}, expected at least {least} {by}")
         size = LargerPopulation(scaled_up.population, number, scaled_up.delta)
         events.append(plan.scaled_to(size).event())
     more = f"{scaled_up.factor:g} times as many in a round and the same noise of the mean"

@@ -163,8 +163,8 @@ def _parameters(
         if mesh is None:
             params.append(jax.device_put(whole))
         else:
-            placed = whole.shape, shardings[leaf], whole.__getitem__
-            params.append(jax.make_array_from_callback(*placed))
+            part_of, placement = whole.__getitem__, shardings[leaf]
+            params.append(jax.make_array_from_callback(whole.shape, placement, part_of))
     return jax.tree.unflatten(jax.tree.structure(expected), params)
 
 

@@ -216,8 +216,10 @@ class Decoder(Checked, TokenModel):
 
     def layer_means(self, params: Params, tokens_BxL: Array) -> Array:
         """The output of each layer, the mean over a row's tokens but the first: [layers, B, H].
+
         In float32. The first token is left out because later ones attend to it whatever it is, so
-        that large models give it an output of its own kind (Xiao et al. 2024, attention sinks)."""
+        that large models give it an output of its own kind (Xiao et al. 2024, attention sinks).
+        """
         x, views = self._start(params, tokens_BxL)
         later_BxL = jnp.asarray(tokens_BxL != PAD).at[:, 0].set(False).astype(jnp.float32)
         share_BxL = later_BxL / jnp.maximum(jnp.sum(later_BxL, axis=1, keepdims=True), 1)
@@ -230,7 +232,9 @@ class Decoder(Checked, TokenModel):
 
     def steer(self, params: Params, vectors_LxH: Any) -> tuple["Decoder", dict[str, Any]]:
         """The model that adds a vector to each layer's output, and its parameters.
-        All other arrays are those of `params`."""
+
+        All other arrays are those of `params`.
+        """
         vectors = {"vector": jnp.asarray(vectors_LxH, jnp.float32)}
         steered = dict(params) | {"layers": dict(params["layers"]) | {"steering": vectors}}
         return replace(self, steered=True), steered
@@ -277,7 +281,9 @@ class Decoder(Checked, TokenModel):
 
     def step(self, params: Params, tokens_S: Array, cache: Cache) -> tuple[Array, Cache]:
         """Reads one token of every sequence; returns float32 logits [S, V] of the next ones.
-        A sequence whose cache is full overwrites its last token."""
+
+        A sequence whose cache is full overwrites its last token.
+        """
         x, views = self._start(params, tokens_S[:, None], cache.place_S[:, None])
         # A new token sees the cache, not other new ones.
         views = [

@@ -109,9 +109,17 @@ class LanguageModel(Writer):
         if not ids:
             return Generated([], np.zeros((0, responses), bool))
         prompts_PxL = pad(ids, max(map(len, ids)))
-        options: Any = {"decoding": decoding, "responses": responses, "progress": progress}
-        options |= {"tokeniser": self.tokeniser, "mesh": self.mesh}
-        drawn_PxJxT = sample(self.model, self.params, prompts_PxL, key, **options)
+        drawn_PxJxT = sample(
+            self.model,
+            self.params,
+            prompts_PxL,
+            key,
+            decoding=decoding,
+            responses=responses,
+            tokeniser=self.tokeniser,
+            mesh=self.mesh,
+            progress=progress,
+        )
         return self.read(drawn_PxJxT, decoding.stop)
 
     def read(self, drawn_PxJxT: np.ndarray, stop: Sequence[str]) -> Generated:

@@ -85,9 +85,14 @@ def run_prefill_batch(
 
     if program.mesh is not None:
         whole, dealt = PartitionSpec(), PartitionSpec(DATA)
-        specs: Any = {"in_specs": (whole, whole, dealt, dealt, whole), "out_specs": dealt}
-        specs |= {"axis_names": {DATA}, "check_vma": False}
-        alone = jax.shard_map(alone, mesh=program.mesh, **specs)
+        alone = jax.shard_map(
+            alone,
+            mesh=program.mesh,
+            in_specs=(whole, whole, dealt, dealt, whole),
+            out_specs=dealt,
+            axis_names={DATA},
+            check_vma=False,
+        )
     return alone(params, controls, state, batch, last)
 
 

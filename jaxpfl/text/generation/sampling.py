@@ -82,9 +82,14 @@ def sample(
     params = packed_on_cpu(placed(params, mesh))
     number = len(prompts_PxL)
     drawn_NxT = np.full((number * responses, decoding.max_new_tokens), PAD, np.int32)
-    ends = () if tokeniser is None else tokeniser.ends
-    choices = {"greedy": decoding.temperature == 0, "top_p": decoding.top_p < 1}
-    program = prefill.Program(model, mesh, decoding.max_new_tokens, ends, **choices)
+    program = prefill.Program(
+        model=model,
+        mesh=mesh,
+        max_tokens=decoding.max_new_tokens,
+        ends=() if tokeniser is None else tokeniser.ends,
+        greedy=decoding.temperature == 0,
+        top_p=decoding.top_p < 1,
+    )
     controls = _controls(model, decoding, tokeniser)
     devices = 1 if mesh is None else mesh.shape[DATA]
     words_NxW = _request_words(key, number, responses)
@@ -93,10 +98,16 @@ def sample(
     padded_length_P = possible[np.searchsorted(possible, lengths_P - 1)]
     batches = []
     for padded_length in np.unique(padded_length_P).tolist():
-        group_G = np.flatnonzero(padded_length_P == padded_length)
-        requests = prompts_PxL, group_G, words_NxW, responses, devices
-        sizes = padded_length, _prompts_per_batch(padded_length)
-        batches += [(padded_length, *pair) for pair in prefill.prefill_batches(*requests, *sizes)]
+        of_length = prefill.prefill_batches(
+            prompts_PxL,
+            np.flatnonzero(padded_length_P == padded_length),
+            words_NxW,
+            responses,
+            devices,
+            padded_length,
+            _prompts_per_batch(padded_length),
+        )
+        batches += [(padded_length, batch, is_last) for batch, is_last in of_length]
     state: Slots | None = None
     logs: list[Array] = []
     for padded_length, batch, is_last in track(batches, "generating", progress=progress):
@@ -104,8 +115,9 @@ def sample(
         if state is None:
             size = slots or _slots(model, room, devices)
             state = prefill.idle_slots(model, mesh, size, room, devices)()
-        work = state, batch, jnp.bool(is_last)
-        state, log = prefill.run_prefill_batch(program, params, controls, *work)
+        state, log = prefill.run_prefill_batch(
+            program, params, controls, state, batch, jnp.bool(is_last)
+        )
         state = None if is_last else state
         logs.append(log)
         # The log is read late, so that the device always has work waiting.
@@ -156,7 +168,9 @@ def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -
         ids = len(token_bytes)
     if decoding.stop:
         if tokeniser is None:
-            problem = "needs a tokeniser, by which the text of a token is known, found none"
+            problem = (
+                "needs a tokeniser, by which the text of a token is known: give one, or no stop"
+            )
             raise InputError(f"decoding.stop = {decoding.stop!r} {problem}")
         whole = (*token_bytes, *[b""] * (model.vocab_size - ids))
         table_NxV = jnp.asarray(stop_table(decoding.stop, whole))

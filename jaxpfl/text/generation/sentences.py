@@ -140,5 +140,7 @@ def generate_sentences(
 ) -> list[str]:
     """`number` sentences; sentence i is a function of (params, key, i) and the settings only."""
     keys_N = request_keys(key, number)
-    settings: Any = {"max_tokens": max_tokens, "temperature": temperature}
-    return [vocabulary.decode(row) for row in sample_tokens(model, params, keys_N, **settings)]
+    tokens_NxT = sample_tokens(
+        model, params, keys_N, max_tokens=max_tokens, temperature=temperature
+    )
+    return [vocabulary.decode(row) for row in tokens_NxT]

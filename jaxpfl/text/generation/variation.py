@@ -74,7 +74,8 @@ class Continue(WriterVariation):
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
         # A model that answers messages continues the beginning, too.
         ends = self.writer.without_chat().write(starts, key, decoding=decoding).texts
-        return self.finished(texts, [s + end for s, (end,) in zip(starts, ends, strict=True)])
+        whole = [start + end for start, (end,) in zip(starts, ends, strict=True)]
+        return self.finished(texts, whole)
 
 
 @dataclass(frozen=True)

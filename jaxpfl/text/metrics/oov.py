@@ -64,8 +64,11 @@ def oov_rates(tokens_NxT: np.ndarray) -> OOVRates:
     check_token_rows("tokens", tokens_NxT)
     if tokens_NxT.size and np.all(tokens_NxT[:, 0] == BOS):
         tokens_NxT = tokens_NxT[:, 1:]
-    oov_T, words_T = (np.count_nonzero(x, 0) for x in (tokens_NxT == OOV, _is_word(tokens_NxT)))
-    return OOVRates(oov_T, words_T, len(tokens_NxT))
+    return OOVRates(
+        oov_T=np.count_nonzero(tokens_NxT == OOV, axis=0),
+        words_T=np.count_nonzero(_is_word(tokens_NxT), axis=0),
+        sentences=len(tokens_NxT),
+    )
 
 
 def oov_counts(tokens_NxT: np.ndarray) -> np.ndarray:

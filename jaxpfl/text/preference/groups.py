@@ -249,5 +249,6 @@ def groups_of_texts(
     ends = zip(rows, longer, ended_NxG.ravel(), np.repeat(room_N, number), strict=True)
     flat = [end if by_itself and len(end) <= left else row for row, end, by_itself, left in ends]
     groups = [flat[start : start + number] for start in range(0, len(flat), number)]
-    limits: Any = {"prompt_tokens": prompt_tokens, "total_tokens": longest}
-    return groups_of(prompt_rows, groups, advantage_NxG, **limits)
+    return groups_of(
+        prompt_rows, groups, advantage_NxG, prompt_tokens=prompt_tokens, total_tokens=longest
+    )

@@ -157,8 +157,14 @@ def tune(
     model = settings.computing(model)
     params = placed(params, mesh)
     size = min(settings.microbatch_size or settings.batch_size, settings.batch_size)
-    options: Any = {"groups": groups, "microbatch_size": size, "multiple": settings.multiple}
-    by = partial(log_probabilities, mesh=mesh, progress=progress, **options)
+    by = partial(
+        log_probabilities,
+        groups=groups,
+        microbatch_size=size,
+        multiple=settings.multiple,
+        mesh=mesh,
+        progress=progress,
+    )
     written = by(model, params) if settings.loss == "grpo" else None
     constants = Constants(by(*lora.detach(model, params)), written, groups.advantage_NxG)
 

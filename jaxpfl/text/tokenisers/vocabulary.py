@@ -247,17 +247,21 @@ class Vocabulary:
         The result is as long as the vocabulary, or has `size` entries; the additional ids count 0.
         """
         if not self.counts[EOS]:
-            problem = "does not say how many sentences were counted: set unigram_prior: false"
-            raise InputError(f"{self.source} {problem}")
+            problem = "does not say how many sentences were counted, hence how often one ends"
+            raise InputError(f"{self.source} {problem}: set unigram_prior: false")
         counts = list(self.counts) + [0] * ((size or len(self)) - len(self))
         total = sum(counts) + len(counts)
         return tuple(math.log((count + 1) / total) for count in counts)
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file completely or not at all."""
-        tokens = self.tokens[len(SPECIALS) :]
-        values = _FORMAT, self.source, self.splitting, tokens, self.counts
-        record = dict(zip(_FIELDS, values, strict=True))
+        record = {
+            "format": _FORMAT,
+            "source": self.source,
+            "splitting": self.splitting,
+            "tokens": self.tokens[len(SPECIALS) :],
+            "counts": self.counts,
+        }
         files.write_atomically(files.user_path(path), json.dumps(record, ensure_ascii=True) + "\n")
 
     @classmethod

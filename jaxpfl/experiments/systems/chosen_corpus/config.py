@@ -109,13 +109,16 @@ class Config(Checked):
         if self.writer is not None and WRITTEN in self.corpora:
             raise InputError(f"corpora.{WRITTEN} must have another name: it is the writer's corpus")
         if self.writer is not None and self.texts < SHOTS:
-            raise InputError(f"texts must be at least {SHOTS} with a writer, found {self.texts}")
+            least = f"{SHOTS}, of which a writer's prompt is made"
+            raise InputError(f"texts must be at least {least}, found {self.texts}")
         if self.data.public is not None or self.data.vocabulary is not None:
-            raise InputError("data.public and data.vocabulary must be absent, found one")
+            because = "public texts are those of corpora"
+            raise InputError(f"data.public and data.vocabulary must be absent: {because}")
         own = (self.privacy.noise_multiplier, self.privacy.sampling, self.privacy.trust)
         if own != (None, "poisson", "central"):
             refused = "privacy.noise_multiplier, privacy.sampling and privacy.trust"
-            raise InputError(f"{refused} must be absent for one release of all clients, found one")
+            because = "all clients take part in one release, whose noise follows from the epsilon"
+            raise InputError(f"{refused} must be absent: {because}")
 
     @property
     def embedders(self) -> dict[str, str]:

@@ -122,8 +122,9 @@ def _chosen(
     if author is not None and writer is not None:
         store = workspace.artifacts(result.run)
         # With a writer there are no labels.
-        first = writer, choices[""], partial(choice_of, "")
-        choices[""], pool, rounds = author.pick_again(*first, store, workspace.progress)
+        choices[""], pool, rounds = author.pick_again(
+            writer, choices[""], partial(choice_of, ""), store, workspace.progress
+        )
     corpora = {name: study.corpora.get(name, corpus) for name, corpus in pool.items()}
     text_pool.write(directory / CORPUS, choices, corpora, pool)
     # Not by `splitlines`: texts may have other ends of lines.
@@ -217,8 +218,9 @@ def _cautions(study: Study) -> list[str]:
             "Written texts may be a model's repetition of public text that it was trained on, or "
             "of its prompts; whoever has rights in such text may have them in these, too."
         )
-    forms = config.cut, config.data.source, config.corpora
-    warnings += of_division(*forms, lambda name: texts_of(pool[name]))
+    warnings += of_division(
+        config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
+    )
     if "minilm" in config.embedders.values():
         texts = itertools.chain.from_iterable(map(texts_of, pool.values()))
         words = Counter(word for text in texts for word in text.lower().split())

@@ -61,9 +61,11 @@ class FredConfig(Checked):
             Cut.without_model(self.cut)
         if self.mode == "paper" and (self.unit == "client" or self.epsilon is None):
             given = f"unit: {self.unit} and epsilon: {self.epsilon}"
-            raise InputError(f"fred.mode paper needs fred.unit: example and epsilon, found {given}")
+            needed = "fred.epsilon, and fred.unit: example, which the paper protects"
+            raise InputError(f"fred.mode: paper needs {needed}, found {given}")
         if len(self.candidates) < 2:
-            number, advice = len(self.candidates), "name a single corpus in data.public"
+            number = len(self.candidates)
+            advice = "to prefinetune on one corpus, leave out fred and name it in data.public"
             raise InputError(f"fred.candidates must be at least two, found {number}: {advice}")
         folders: dict[str, str] = {}
         for name, candidate in self.candidates.items():
@@ -92,7 +94,8 @@ class FredConfig(Checked):
         for part, share in shares.items():
             if part not in self.sources:
                 sources = ", ".join(map(repr, self.sources)) or "none"
-                raise InputError(f"{key} must be a mixture of {sources}, found {part!r}")
+                known = f"candidates that are sources, which are {sources}"
+                raise InputError(f"{key} must be a mixture of {known}; found {part!r}")
             checks.non_negative(f"{key}.{part}", share)
         total = math.fsum(shares.values())
         if not math.isclose(total, 1.0, abs_tol=1e-9):
@@ -122,9 +125,11 @@ class Config:
         data, fred, model = self.data, self.fred, self.model
         words = isinstance(model, sections.LanguageModelConfig)
         if words and data.vocabulary is None and data.public is None and fred is None:
-            raise InputError("a language model needs data.public or data.vocabulary, found neither")
+            needed = "data.public or data.vocabulary, because its words must be public"
+            raise InputError(f"a language model needs {needed}, found neither")
         if data.vocabulary is not None and not words:
-            raise InputError(f"data.vocabulary must be absent for a model {model.name}, found one")
+            where = f"for a model {model.name}, which has no words"
+            raise InputError(f"data.vocabulary must be absent {where}, found one")
         if self.keep_best is not None and not self.evaluation.every:
             raise InputError("keep_best chooses by evaluations: evaluation.every must not be 0")
         if self.prefinetune is not None:
@@ -133,8 +138,8 @@ class Config:
             self._check_fred(fred)
         published = isinstance(model, PublishedDecoderConfig) and data.public is not None
         if published and (self.prefinetune is None or fred is not None):
-            expected = "data.public must be absent for a published model but to prefinetune it"
-            raise InputError(f"{expected}, found {data.public!r}")
+            where = "for a published model, which has its own tokeniser, but to prefinetune it"
+            raise InputError(f"data.public must be absent {where}, found {data.public!r}")
         self.evaluation.check_split(data.split)
         public = [data.public, *(fred.sources.values() if fred else ())]
         if sections.PUBLIC_PART in public and not data.split.public:
@@ -153,7 +158,8 @@ class Config:
         """Refuses a section `prefinetune` that has no corpus, no model or no use."""
         model = self.model
         if isinstance(model, sections.CharacterModelConfig | MLP):
-            raise InputError(f"prefinetune must be absent with model.name {model.name}, found one")
+            where = f"with model.name {model.name}: it is for models of words and images"
+            raise InputError(f"prefinetune must be absent {where}")
         if isinstance(model, PublishedDecoderConfig) and model.lora is not None:
             raise InputError("model.lora must be null with prefinetune, which trains all weights")
         needs_fred = settings.other_candidates or settings.chosen
@@ -161,21 +167,24 @@ class Config:
             fred = "prefinetune.other_candidates and prefinetune.chosen need a fred section"
             raise InputError(f"prefinetune needs a fred section or data.public, and {fred}")
         if self.fred is not None and CHOSEN in self.fred.candidates:
-            raise InputError(f"fred.candidates must have other names than {CHOSEN!r}, found it")
+            kept = f"{CHOSEN!r}, which says that single texts were chosen"
+            raise InputError(f"fred.candidates must have other names than {kept}")
         if settings.other_candidates and not self.evaluation.declared_public:
-            needed = "evaluation.declared_public: true, as its runs are scored on test clients"
+            needed = "evaluation.declared_public: true, to score its runs on public test clients"
             raise InputError(f"prefinetune.other_candidates needs {needed}")
 
     def _check_fred(self, fred: FredConfig) -> None:
         """Refuses FreD where its choice or its privacy cost has no meaning."""
         privacy, total = self.privacy, self.privacy.epsilon
         if self.prefinetune is None:
-            raise InputError("fred needs a prefinetune section, which uses its choice, found none")
+            because = "nothing else uses what FreD chooses at a privacy cost"
+            raise InputError(f"fred needs a prefinetune section, found none: {because}")
         if self.simulated is not None:
-            raise InputError("simulated must be absent with a fred section, found one")
+            where = "with a fred section, whose release is on the run's own clients"
+            raise InputError(f"simulated must be absent {where}")
         if fred.unit == "example":
             if privacy.private or privacy.ledger is not None:
-                where = "with fred.unit: example, for the paper's tables"
+                where = "with fred.unit: example, for the paper's rounds, which are not private"
                 raise InputError(f"privacy.private must be false and privacy.ledger absent {where}")
             if (fred.epsilon is None) != (fred.delta is None):
                 raise InputError("fred.epsilon and fred.delta go together with fred.unit: example")
@@ -188,6 +197,6 @@ class Config:
             given = f"{total:g}, the total of all stages, found {fred.epsilon:g}"
             raise InputError(f"fred.epsilon must be below privacy.epsilon = {given}")
         if "local" == privacy.trust or (privacy.sampling == "fixed" and fred.unit == "client"):
-            because = "FreD's release is by a server, and by adding or removing one client"
+            because = "a server adds FreD's noise, for neighbours by add or remove one client"
             refused = "privacy.sampling 'fixed' and privacy.trust 'local'"
             raise InputError(f"{refused} must be absent with a fred section: {because}")

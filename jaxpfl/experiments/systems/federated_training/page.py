@@ -59,11 +59,11 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
     stages = [stage for stage in _STAGES if any(row.get(stage) for row in candidates)]
     rows = []
     for row in candidates:
-        near = f"{row['distance']:.5g}", f"{row['corrected']:.5g}"
+        distance, corrected = f"{row['distance']:.5g}", f"{row['corrected']:.5g}"
         interval = f"{row['low']:.4g} to {row['high']:.4g}"
         measures = (number(row[stage][metric]) if row[stage] else "" for stage in stages)
         ours = "this run" if row["rank"] == 1 and fred["choice"] is None else ""
-        rows.append((row["rank"], row["candidate"], *near, interval, *measures, ours))
+        rows.append((row["rank"], row["candidate"], distance, corrected, interval, *measures, ours))
     columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
     columns += [f"{metric} {_STAGES[stage]}" for stage in stages]
     measured = "FreD: from each candidate to what the private clients hold, as released with noise."
@@ -72,7 +72,9 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
     ranks = {stage: rank for stage, rank in fred["spearman"].items() if rank is not None}
     texts = []
     if ranks:
-        by_stage = ", ".join(f"{r:.2f} {stage} the private rounds" for stage, r in ranks.items())
+        by_stage = ", ".join(
+            f"{rank:.2f} {stage} the private rounds" for stage, rank in ranks.items()
+        )
         of = f"({len(candidates)} candidates; 1 = the same order)"
         texts.append(f"Spearman's rank correlation of FreD with {metric}: {by_stage} {of}.")
     if tied := [pair for pair in itertools.pairwise(candidates) if pair[0]["tied"]]:

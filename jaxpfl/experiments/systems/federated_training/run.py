@@ -156,8 +156,9 @@ class FederatedTraining:
         ledger, privacy = study.fred_ledger(workspace.directory), self.config.privacy
         if plan.unit == "example":
             # The budget of a ledger of its own is that of one release.
-            cost: Any = {"epsilon": plan.epsilon() * (1 + 1e-9), "delta": plan.delta}
-            privacy = PrivacyConfig(**cost) if plan.private else PrivacyConfig(private=False)
+            privacy = PrivacyConfig(private=False)
+            if plan.private:
+                privacy = PrivacyConfig(epsilon=plan.epsilon() * (1 + 1e-9), delta=plan.delta)
         result = workspace.train(
             study.release,
             study.clients,

@@ -189,7 +189,8 @@ class Study(base.Study):
         settings, privacy = self.config.fred, self.config.privacy
         if settings is None:
             return None
-        bounds: Any = {key: vars(settings)[key] for key in ("clip_norm", "max_examples", "unit")}
+        bounds: Any = {"clip_norm": settings.clip_norm, "max_examples": settings.max_examples}
+        bounds["unit"] = settings.unit
         if settings.epsilon is None:
             return FredPlan.without_privacy(**bounds)
         cost: Any = {"epsilon": settings.epsilon, "delta": settings.delta or privacy.delta}

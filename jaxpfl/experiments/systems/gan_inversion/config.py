@@ -124,14 +124,15 @@ class GanInversionConfig(Checked):
         if self.data.public != sections.PUBLIC_PART or not self.data.split.public:
             expected = f"{sections.PUBLIC_PART!r} with a positive data.split.public"
             given = f"{self.data.public!r} and {self.data.split.public:g}"
-            raise InputError(f"data.public must be {expected}, for the classifier, found {given}")
+            because = "the classifier learns from clients that are declared public"
+            raise InputError(f"data.public must be {expected}, found {given}: {because}")
         asks = self.privacy.private and self.selection.by != "random"
         if asks != (self.selection.epsilon is not None):
             where = "required where privacy.private is true and selection.by is not random"
-            given = self.selection.epsilon
+            given = f"{self.selection.epsilon}: accuracies are private releases"
             raise InputError(f"selection.epsilon is {where}, and absent elsewhere, found {given}")
         if self.bug.value not in (None, *self.selection.slices):
-            values = self.selection.slices
+            values = f"selection.values, {self.selection.slices}"
             raise InputError(f"bug.value must be one of {values}, found {self.bug.value!r}")
         training = self.training
         if training.algorithm.name != "fed_avg" or training.schedule != "constant":

@@ -102,9 +102,15 @@ def image_evaluator(
     # The classifier is tested on examples that did not train it, if there are any.
     tested = np.sort((others if len(others) else order)[:_MOST_TESTED])
     digest = " ".join(artifacts.sha256(name) for name in models)
-    how["epochs"] = settings.epochs
-    examples: Any = {"image": images[tested], "label": labels[tested], "learned": images[rows]}
-    made = ImageEvaluator(**models, **examples, how=how, accuracy=np.nan, digest=digest)
+    made = ImageEvaluator(
+        **models,
+        image=images[tested],
+        label=labels[tested],
+        learned=images[rows],
+        how={**how, "epochs": settings.epochs},
+        accuracy=np.nan,
+        digest=digest,
+    )
     return replace(made, accuracy=made.accuracy_of(models["classifier"][1]))
 
 

@@ -147,9 +147,11 @@ def _accuracy(
     record = {"run": result.run, "stamp": workspace.stamp}
     if settings.by == "slice":
         rates_S, noise_S = Rates.of(study.release, result.state)
-        pairs = zip(rates_S.tolist(), noise_S.tolist(), strict=True)
-        rates = (dict(zip(("accuracy", "noise"), pair, strict=True)) for pair in pairs)
-        return files.jsonable({**record, "slices": dict(zip(settings.slices, rates, strict=True))})
+        slices = {
+            value: {"accuracy": rate, "noise": deviation}
+            for value, rate, deviation in zip(settings.slices, rates_S, noise_S, strict=True)
+        }
+        return files.jsonable({**record, "slices": slices})
     metrics = ReleasedMetrics.of(study.accuracy_plan, result.state)
     sides = {side: metrics.percentile(getattr(settings, side)) for side in SIDES}
     return files.jsonable({**record, **metrics.to_dict(), "accuracy": metrics.accuracy(), **sides})

@@ -165,8 +165,9 @@ class Study(base.Study):
                 read = {COLUMN: column((2 * len(selection.slices),), np.float32)}
             rounds = {"accuracy": rehearse(self.accuracy, read), **rounds}
             what = "counts by slice" if selection.by == "slice" else "histograms of users' accuracy"
-            about: Any = plan.guarantee(), "once, of everyone", plan.noise_multiplier, (plan,)
-            releases[f"each of two {what}"] = description.PlannedRelease(*about)
+            releases[f"each of two {what}"] = description.PlannedRelease(
+                plan.guarantee(), "once, of everyone", plan.noise_multiplier, (plan,)
+            )
         number = {2: "two", 4: "four"}[len(self.gans)]
         for share in self.shares:
             matching = f", if {share:.0%} of the clients match" if len(self.shares) > 1 else ""
@@ -187,8 +188,8 @@ def prepare(config: GanInversionConfig) -> Study:
     check_examples(classifier, clients, "data.source")
     parts = build.split_clients(clients, config.data)
     if not parts["public"].num_examples:
-        share = config.data.split.public
-        raise InputError(f"data.split.public = {share:g} leaves no public client with examples")
+        what = f"data.split.public = {config.data.split.public:g} leaves no public client"
+        raise InputError(f"{what} with examples: give it a larger share")
     study = Study(config, parts["train"], parts["public"])
     if config.selection.column is not None:
         examples_of_slice(study.clients, config.selection.column, config.selection.slices[0])

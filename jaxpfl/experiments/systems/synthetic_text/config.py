@@ -153,9 +153,11 @@ class PopriConfig(PopriSettings):
         if self.tune is not None:
             if by_distance and self.tune.samples:
                 what = f"popri.tune.samples must be absent with popri.corpus {self.corpus!r}"
-                raise InputError(f"{what}, found {list(self.tune.samples)}")
+                because = "both choose what prompts are made of"
+                raise InputError(f"{what}, found {list(self.tune.samples)}: {because}")
             if len(self.tune.choices(replace(self, tune=None))) < 2:
-                raise InputError("popri.tune needs at least two values in all, found one choice")
+                needed = "at least two values of temperature, top_p or samples"
+                raise InputError(f"popri.tune needs {needed} to choose from, found one choice")
 
 
 @dataclass(frozen=True)
@@ -252,14 +254,17 @@ class SyntheticTextConfig(Checked):
             raise InputError(f"vocab_size must be above 256, found {self.vocab_size}")
         self.evaluation.check_split(self.data.split)
         if not self.evaluation.declared_public:
-            because = "methods are compared on held-out clients"
+            because = (
+                "methods are compared on held-out clients, at no cost only if these are public"
+            )
             raise InputError(f"evaluation.declared_public must be true, found false: {because}")
         if self.popri.checkpoint == "judged" and self.popri.judge == self.embedder:
             seen = f"{self.embedder!r}, which the rewards see"
-            raise InputError(f"popri.judge must be another embedder than {seen}, found it")
+            because = "tuning raises what they see, whether texts improve or not"
+            raise InputError(f"popri.judge must be another embedder than {seen}: {because}")
         self._check_corpora()
         if self.corpus.chosen is not None and not self.one_look:
-            expected = "method 'popri' with popri.clients_send 'moments'"
+            expected = "the clients' moments: method 'popri' with popri.clients_send 'moments'"
             raise InputError(f"corpus.chosen needs {expected}, found method {self.method!r}")
         needed = ("test", "valid") if self.method in WRITING else ("test",)
         for name in needed:
@@ -278,14 +283,17 @@ class SyntheticTextConfig(Checked):
         stop, cut = self.popri.format.stop, Cut.parse(self.corpus.cut)
         if self.method in WRITING and cut.size and stop and not stop.strip():
             cuts = f"corpus.cut '{cut}', whose pieces go on over the ends of lines"
-            raise InputError(f"popri.format.stop must be '' with {cuts}, found {stop!r}")
+            because = "texts would end at the first one"
+            raise InputError(f"popri.format.stop must be '' with {cuts}, found {stop!r}: {because}")
         self._check_privacy()
         if self.method == CENTRAL and (self.privacy.private or self.privacy.ledger is not None):
-            where = "with method 'central', which trains on the clients' own texts"
-            raise InputError(f"privacy.private must be false, and privacy.ledger absent, {where}")
+            where = "with method 'central', which no ledger accounts for"
+            because = "it trains on the clients' own texts"
+            what = "privacy.private must be false, and privacy.ledger absent"
+            raise InputError(f"{what}, {where}: {because}")
         sends = self.method not in ("public", "generator") and self.privacy.private
         if self.simulated is not None and not sends:
-            where = "where privacy.private is false, and for a method whose clients send nothing"
+            where = "without privacy, and with public and generator, whose clients send nothing"
             raise InputError(f"simulated must be absent {where}, found method {self.method!r}")
 
     def _check_variation(self) -> None:
@@ -368,16 +376,21 @@ class SyntheticTextConfig(Checked):
 
     def _check_corpora(self) -> None:
         corpora = self.corpora or {}
-        models = self.models.items()
-        pretrained = {n: model for n, model in models if isinstance(model, DecoderModelConfig)}
+        pretrained = {
+            name: model
+            for name, model in self.models.items()
+            if isinstance(model, DecoderModelConfig)
+        }
         if not corpora and (pretrained or self.method in WRITING):
-            because = "models are pretrained on them, and prompts are made of their texts"
-            raise InputError(f"corpora must name a public source, found none: {because}")
+            because = "models without a path are pretrained on them, and prompts made of them"
+            where = f"for method {self.method!r}"
+            raise InputError(f"corpora must name a public source {where}, found none: {because}")
         for name, source in corpora.items():
             if name == sections.WRITTEN and self.corpus.chosen is not None:
                 raise InputError(f"corpora.{name} must have another name: it is what is written")
             if place(source) == place(self.data.source):
-                raise InputError(f"corpora.{name} is data.source, expected a public source")
+                expected = "a public source: the texts of private clients are not public"
+                raise InputError(f"corpora.{name} is data.source, expected {expected}")
         owners = {f"{name}.corpora": model.corpora for name, model in pretrained.items()}
         tune = self.popri.tune
         owners |= {"popri.tune.samples": tune and tune.samples, "popri.samples": self.popri.samples}

@@ -50,8 +50,9 @@ def made(
 ) -> base.Made:
     """See `systems.base.System`."""
     if config.method == CENTRAL:
-        problem = "'central', a ceiling to compare with, which is not exported"
-        raise InputError(f"{directory}: the method must not be {problem}")
+        problem = "'central', whose model is trained on the clients' own texts"
+        because = "it is a ceiling to compare with, and is not exported"
+        raise InputError(f"{directory}: the method must not be {problem}: {because}")
     models = StudyModels(config, progress)
     start, folder = models.downstream, directory / FINE_TUNING
     _require_public(models, "downstream", record)
@@ -66,9 +67,13 @@ def made(
         run_folder = directory / "runs" / FED_AVG
         rounds = planned(run_folder, {**to_mapping(config), "run name": FED_AVG})
         algorithm = build_algorithm(start.model, config.training, rounds, start.params)
-        stated: Any = {"ledger": ledger_path(config.privacy, directory)}
-        stated["privacy"] = record["privacy"]
-        params = final_params(run_folder, algorithm, config.run.seed, **stated)
+        params = final_params(
+            run_folder,
+            algorithm,
+            config.run.seed,
+            ledger=ledger_path(config.privacy, directory),
+            privacy=record["privacy"],
+        )
     source = config.data.source
     trained = base.TrainedModel("", start.model, params, start.tokeniser, fields=fields_of(source))
     return base.Made(
@@ -105,7 +110,7 @@ def _written(
     phases = Phases(artifacts)
     corpus = phases.load_or_compute("corpus", missing)["texts"].tolist()
     if config.corpus.chosen is not None and (number or 0) > len(corpus):
-        most = f"the {len(corpus)} chosen texts, and no other ones"
+        most = f"the {len(corpus)} chosen texts of the corpus, which is not written on"
         raise InputError(f"{directory}: an export must have at most {most}, found {number}")
     wanted, tunes = corpus[:number], config.method in ("popri", "pe_sft")
     if not tunes and len(wanted) >= (number or 0):

@@ -86,9 +86,16 @@ class Author:
 
     def texts(self, number: int, later: int = 0, part: int = 0) -> list[str]:
         """Up to `number` texts, none of them empty; another `part` or `later` seed gives others."""
-        options: Any = {"seed": self.models.config.run.seed + later, "part": part}
-        options["progress"] = self.models.progress
-        return synthesise(self.generator, self.samples, number, self.settings, **options)[0]
+        texts, _ = synthesise(
+            self.generator,
+            self.samples,
+            number,
+            self.settings,
+            seed=self.models.config.run.seed + later,
+            part=part,
+            progress=self.models.progress,
+        )
+        return texts
 
 
 def untuned(tuning: Tuning, question: None = None) -> Author:
@@ -114,9 +121,16 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
         tuning.on_round(result.round, {"fid": result.selected}, result.selected, {})
 
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
-    options: Any = {"seed": models.config.run.seed, "load_or_compute": phases.load_or_compute}
-    options["on_round"] = on_round
-    algorithm = private_evolution(texts, vary, votes, models.embedder, settings, **options)
+    algorithm = private_evolution(
+        texts,
+        vary,
+        votes,
+        models.embedder,
+        settings,
+        seed=models.config.run.seed,
+        load_or_compute=phases.load_or_compute,
+        on_round=on_round,
+    )
     selected = selected_texts(_states(algorithm, phases, votes.rounds)[-1])
     return replace(author, samples=selected, first=texts, choices={"variation": settings.varied_by})
 
@@ -233,9 +247,17 @@ def _tuned(
         parts = {"fid": texts, **written.compared(settings)}
         tuning.on_round(written.round, parts, [texts[i] for i in order], more)
 
-    options: Any = {"seed": models.config.run.seed, "load_or_compute": phases.load_or_compute}
-    options |= {"on_round": on_round, "progress": models.progress}
-    algorithm = popri(models.generator, public, rewards, models.embedder, settings, **options)
+    algorithm = popri(
+        models.generator,
+        public,
+        rewards,
+        models.embedder,
+        settings,
+        seed=models.config.run.seed,
+        load_or_compute=phases.load_or_compute,
+        on_round=on_round,
+        progress=models.progress,
+    )
     params_of = algorithm.params
     assert params_of is not None, "POPri tunes a model"
     writers = [

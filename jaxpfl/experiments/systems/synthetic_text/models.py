@@ -158,9 +158,18 @@ class StudyModels:
         if isinstance(start.model, Decoder) and start.model.lora is not None:
             trained, base = adapter_trees.split(start.params)
         rows = text_rows(start.tokeniser, texts, self.config.corpus.tokens)
-        options: Any = {"seed": self.config.run.seed, "frozen": base, "folder": folder}
-        options |= {"mesh": data_mesh(settings.batch_size), "progress": self.progress}
-        train = partial(fit, start.model, trained, {"tokens": rows}, settings, **options)
+        train = partial(
+            fit,
+            start.model,
+            trained,
+            {"tokens": rows},
+            settings,
+            seed=self.config.run.seed,
+            frozen=base,
+            mesh=data_mesh(settings.batch_size),
+            folder=folder,
+            progress=self.progress,
+        )
         leaves = decide(f"the training in {folder.name}", lambda: jax.tree.leaves(train().params))
         params = jax.tree.unflatten(jax.tree.structure(trained), leaves)
         return params if base is None else adapter_trees.join(params, base)

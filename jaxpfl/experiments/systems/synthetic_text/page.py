@@ -89,7 +89,9 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
     released = f"the {record['trained_on']}"
     if scores := record.get("corpora"):
         values = zip(*map(scores.get, ("names", "corrected", "low", "high")), strict=True)
-        rows = [(name, f"{near:.4f}", f"{a:.4f} to {b:.4f}") for name, near, a, b in values]
+        rows = [
+            (name, f"{near:.4f}", f"{low:.4f} to {high:.4f}") for name, near, low, high in values
+        ]
         choice = "Prompts are made of the first one, a choice that cost nothing more."
         text = f"{choice} Frechet distances from {released}, by the moments that were released:"
         table = Table(("corpus", "distance", "interval"), rows, (1, 2), 0)

@@ -259,11 +259,17 @@ def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
 
 def joint_plan(plan: FredPlan, clients: int) -> Plan:
     """One round of all clients that costs what the query's releases cost together."""
-    shared: Any = {"rounds": 1, "clip": Clip(1.0), "participation": Poisson(clients, clients)}
+    everyone = Poisson(clients, clients)
     if not plan.private:
-        return Plan.without_privacy(**shared)
-    noise = Noise(1 / plan.mu, plan.noise)
-    return Plan(noise=noise, delta=plan.delta, simulates=plan.simulates, **shared)
+        return Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
+    return Plan(
+        rounds=1,
+        clip=Clip(1.0),
+        noise=Noise(1 / plan.mu, plan.noise),
+        participation=everyone,
+        delta=plan.delta,
+        simulates=plan.simulates,
+    )
 
 
 def embedders_of(config: SyntheticTextConfig) -> dict[str, str]:

@@ -126,14 +126,17 @@ class TextStudy:
 
     def _fed_avg(self) -> Callable[[], Trained]:
         rows = self.models.rows(self.clients.columns["text"].to_pylist())
-        start, every = self.models.downstream, self.config.run.checkpoint_every
-        when: Any = {"evaluate_every": self.plan.rounds, "checkpoint_every": every}
+        start = self.models.downstream
         result = self.workspace.train(
             build_algorithm(start.model, self.config.training, self.plan, start.params),
             self.clients.with_columns({"tokens": rows}),
             name=FED_AVG,
             privacy=self.config.privacy,
-            tracking=Tracking(progress=self.workspace.progress, **when),
+            tracking=Tracking(
+                evaluate_every=self.plan.rounds,
+                checkpoint_every=self.config.run.checkpoint_every,
+                progress=self.workspace.progress,
+            ),
             start=f"{start.digest()} {self.models.tokeniser.name}",
         )
         epsilon = result.metrics["epsilon"] if self.plan.private else None
@@ -221,9 +224,16 @@ class TextStudy:
     def _end(self, run: Run, texts: list[str], untuned: Sequence[str]) -> tuple[str, float | None]:
         """Ends the run of the releases: its statement, and its epsilon if it is private."""
         self._audit(texts, untuned)
-        said: Any = {"privacy": run.cost.statement(), "epsilons": run.cost.epsilons()}
-        said |= {"metrics": {}, "state": None, "params": None}
-        result = Result(run=run.id, rounds=run.algorithm.rounds, out=run.path, **said)
+        result = Result(
+            run=run.id,
+            privacy=run.cost.statement(),
+            metrics={},
+            rounds=run.algorithm.rounds,
+            out=run.path,
+            state=None,
+            params=None,
+            epsilons=run.cost.epsilons(),
+        )
         return run.end(result).privacy, run.cost.epsilon() if self.plan.private else None
 
     def embedded(self, question: Question) -> Population:
@@ -255,8 +265,9 @@ class TextStudy:
         cut, source, other = self.models.cut, self.config.data.source, self.config.evaluation.source
         clients, _, test = map(cut.joined, self.uncut)
         sides = f"training clients of {source}", f"test clients of {other or source}"
-        said = sides, leakage(published, clients, test), self.workspace.stamp
-        write_leakage(self.directory, self.config.method, *said, cut=cut, dealt=other is None)
+        result, stamp = leakage(published, clients, test), self.workspace.stamp
+        method, dealt = self.config.method, other is None
+        write_leakage(self.directory, method, sides, result, stamp, cut=cut, dealt=dealt)
 
     def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
         texts, size = self._first(self.valid), self.models.tokeniser.vocab_size
@@ -304,12 +315,12 @@ class TextStudy:
         """The floats of a client in a round (POPri's Table 2), or with one look in all."""
         if self.config.method == CENTRAL:
             return None
-        floats = 0, 0
+        down, up = 0, 0
         if self.config.method == FED_AVG:
-            floats = (count_parameters(self.models.downstream.params),) * 2
+            down = up = count_parameters(self.models.downstream.params)
         elif self.config.method in ASKING:
-            floats = question_of(self.models, self.plan).floats
-        return dict(zip(("down", "up"), floats, strict=True))
+            down, up = question_of(self.models, self.plan).floats
+        return {"down": down, "up": up}
 
 
 def median_to_medoid(vectors_NxD: np.ndarray) -> float:
