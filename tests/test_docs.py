@@ -143,6 +143,7 @@ def keys_of(value: Any) -> Iterator[str]:
 # A tiny model in place of the published one, and fewer clients, words and rounds than on the page.
 SMALL = {
     '"distilbert/distilgpt2"': '"tiny"',
+    '"docstrings:jax,scipy"': '"docstrings:rich"',
     "clients_per_round=500": "clients_per_round=20",
     "progress=True": "progress=False",
     "max_new_tokens=40": "max_new_tokens=8",
@@ -155,6 +156,7 @@ SMALL = {
 @pytest.mark.parametrize(
     "page",
     [
+        pytest.param("docs/choosing_a_corpus.md", marks=pytest.mark.long),
         pytest.param("docs/language_models.md", marks=pytest.mark.long),
         pytest.param("README.md", marks=pytest.mark.long),
     ],

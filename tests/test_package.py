@@ -39,10 +39,10 @@ assert not xla_bridge.backends_are_initialized()
 assert dict(jax.config.values) == before
 jp.release
 modules, lines = loaded()
-assert modules <= 62 and lines <= 10_970, (modules, lines)
+assert modules <= 58 and lines <= 10_830, (modules, lines)
 jp.run; jp.algorithms.fed_avg
 modules, lines = loaded()
-assert modules <= 103 and lines <= 17_500 and "scipy.stats" not in sys.modules, (modules, lines)
+assert modules <= 98 and lines <= 17_300 and "scipy.stats" not in sys.modules, (modules, lines)
 # What is loaded late is whole for others.
 from dp_accounting import *
 assert pld.PLDAccountant
