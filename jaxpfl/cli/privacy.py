@@ -57,9 +57,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def verify(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.privacy.verify import Unfit, verified
 
-    given = arguments.files, arguments.ledger, arguments.weights, arguments.together
     try:
-        lines = list(verified(*given))
+        lines = list(
+            verified(arguments.files, arguments.ledger, arguments.weights, arguments.together)
+        )
     except Unfit as error:
         raise InputError(str(error)) from None
     return {"found": lines, "text": "\n".join(lines)}
@@ -93,13 +94,15 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
         )
     from jaxpfl.privacy import Clip, Noise, Plan, participation
 
-    cohort = arguments.population, arguments.clients_per_round
+    sampling = arguments.sampling or "poisson"
     shared: dict[str, Any] = {
         "delta": arguments.delta,
         "rounds": arguments.rounds,
         # The cost of a round does not depend on the clip norm, because noise is relative to it.
         "clip": Clip(1.0),
-        "participation": participation.of(arguments.sampling or "poisson", *cohort),
+        "participation": participation.of(
+            sampling, arguments.population, arguments.clients_per_round
+        ),
         "accountant": arguments.accountant,
     }
     if arguments.epsilon is not None:
@@ -198,8 +201,13 @@ def audit(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, 
             raise InputError(f"jaxpfl audit --texts: unexpected argument {overrides[0]!r}")
         from jaxpfl.experiments.audit import audit_texts
 
-        sources = arguments.texts, arguments.training, arguments.held_out
-        record = audit_texts(*sources, out=arguments.out, seed=arguments.seed)
+        record = audit_texts(
+            arguments.texts,
+            arguments.training,
+            arguments.held_out,
+            out=arguments.out,
+            seed=arguments.seed,
+        )
         return {**record, "exit_code": 0 if record["verdict"] == "passes" else EXCEEDED}
     from jaxpfl.experiments.config import shipped
 

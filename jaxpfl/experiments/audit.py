@@ -192,6 +192,7 @@ def audit_texts(
     names = f"training clients of {sides[0].name}", f"held-out clients of {sides[1].name}"
     result = leakage(published, *map(rule.joined, sides), seed=seed)
     folder = None if out is None else files.user_path(out)
-    about = folder, str(texts), names, result, NOT_PUBLIC
-    record, page = write_leakage(*about, cut=rule, dealt=dealt)
+    record, page = write_leakage(
+        folder, str(texts), names, result, NOT_PUBLIC, cut=rule, dealt=dealt
+    )
     return {**record, "text": "\n".join([*page_lines(page), record["found"]])}

@@ -133,8 +133,9 @@ def choose_corpus(
                 for rank, near in enumerate(score(released, corpora, progress=progress), 1)
             ]
             choice = None
-            forms = cut, private, sources
-            cautions = chosen.of_division(*forms, lambda name: texts_of(pieces[name]))
+            cautions = chosen.of_division(
+                cut, private, sources, lambda name: texts_of(pieces[name])
+            )
             if choose is not None:
                 embeddings = {name: embeddings_of(corpus) for name, corpus in distinct.items()}
                 choice = text_pool.choose_from(released, embeddings, choose, progress=progress)

@@ -119,8 +119,16 @@ def run(
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
         with processes.led(files.exclusive(directory := out)):
             setting = Setting({"every": every}, int(seed), reproducible)
-            what = directory, algorithm, clients, setting
-            loop = Loop(Run(*what, ledger=ledger, budget=budget, resume=resume), tracking)
+            run = Run(
+                directory,
+                algorithm,
+                clients,
+                setting,
+                ledger=ledger,
+                budget=budget,
+                resume=resume,
+            )
+            loop = Loop(run, tracking)
 
             def begin() -> None:
                 if evaluation is not None and evaluation.vocabulary is not None:
@@ -130,8 +138,14 @@ def run(
             def end() -> tuple[Sequence[Any], Sequence[str]]:
                 table = _with_baselines(algorithm, evaluation, result) if evaluation else result
                 plans = [query.plan for query in algorithm.queries]
-                stamp, what = stamp_of(plans, reproducible=reproducible), (algorithm.name, plans)
-                certify(directory, *what, statement=result.privacy, stamp=stamp, ledgers=[ledger])
+                certify(
+                    directory,
+                    algorithm.name,
+                    plans,
+                    statement=result.privacy,
+                    stamp=stamp_of(plans, reproducible=reproducible),
+                    ledgers=[ledger],
+                )
                 _save_model(directory, algorithm, evaluation, result)
                 return table.table, table.cautions
 

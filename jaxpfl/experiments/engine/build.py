@@ -114,8 +114,13 @@ def build_plan(
     `privacy.epsilon` covers the run's `prior_releases` on them, too; the section is for the larger
     population that is `simulated`, if one is.
     """
-    cohort = privacy.sampling, population, training.clients_per_round
-    sampled = participation.of(*cohort, separation=privacy.separation, at_most=privacy.at_most)
+    sampled = participation.of(
+        privacy.sampling,
+        population,
+        training.clients_per_round,
+        separation=privacy.separation,
+        at_most=privacy.at_most,
+    )
     clip = Clip(privacy.clip_norm)
     if not privacy.private:
         if simulated is not None:
