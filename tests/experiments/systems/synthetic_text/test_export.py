@@ -119,9 +119,9 @@ def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
     run, writers = finished / method, []
     ledger, written = (run / "ledger.jsonl").read_bytes(), Author.texts
 
-    def texts(self, *rest):
+    def texts(self, *rest, **parts):
         writers.append(self.generator)
-        return written(self, *rest)
+        return written(self, *rest, **parts)
 
     monkeypatch.setattr(build, "open_population", pytest.fail)
     monkeypatch.setattr(Ledger, "charge", pytest.fail)
