@@ -253,10 +253,11 @@ def test_one_matrix_that_is_embedding_and_output_is_clipped_as_a_whole(rest):
     batch["d_rows"][place] *= 1e4
     mask = np.ones(BATCH, bool)
     whole = summed(tied, params, batch, mask, clip_norm)
-    mask[place] = False
-    without = summed(tied, params, batch, mask, clip_norm)
+    # Another array: JAX may still read the first, whose memory it shares.
+    others = np.arange(BATCH) != place
+    without = summed(tied, params, batch, others, clip_norm)
     moved = np.linalg.norm(np.float64(whole["w"]) - np.float64(without["w"]))
-    assert_near(without, formed(tied, params, batch, mask, clip_norm), 1e-5)
+    assert_near(without, formed(tied, params, batch, others, clip_norm), 1e-5)
     assert moved <= clip_norm * (1 + 1e-6)
     if not rest <= 1:
         assert moved == 0

@@ -72,7 +72,7 @@ def cut_gradient(
     arguments = [*weights, *jax.tree.leaves(example)]
     # Flat: what is within a `jit` is found, too.
     program = jax.make_jaxpr(lambda *given: _program(nested, given))(*arguments)
-    body = program.jaxpr
+    body: Any = program.jaxpr
     made = {variable: equation for equation in body.eqns for variable in equation.outvars}
     formed, products, late_weights = [], [], []
     parts: dict[Any, None] = {}
