@@ -382,7 +382,7 @@ class SyntheticTextConfig(Checked):
             if isinstance(model, DecoderModelConfig)
         }
         if not corpora and (pretrained or self.method in WRITING):
-            because = "models without a path are pretrained on them, and prompts made of their texts"
+            because = "models without a path are pretrained on them, prompts made of their texts"
             where = f"for method {self.method!r}"
             raise InputError(f"corpora must name a public source {where}, found none: {because}")
         for name, source in corpora.items():
