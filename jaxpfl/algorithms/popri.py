@@ -91,8 +91,8 @@ class PopriSettings(Checked):
             if self.responses < 2:
                 raise InputError("responses must be at least 2 with the loss 'grpo', found 1")
         elif not 2 <= self.rejected_rank <= self.responses:
-            range_ = f"2 .. {self.responses}, the number of responses to a prompt"
-            raise InputError(f"rejected_rank must lie in {range_}, found {self.rejected_rank}")
+            ranks = f"2 .. {self.responses}, the number of responses to a prompt"
+            raise InputError(f"rejected_rank must lie in {ranks}, found {self.rejected_rank}")
 
     @property
     def decoding(self) -> Decoding:

@@ -1,10 +1,10 @@
 """The write-ahead ledger: every release on a source of clients, charged before it is made.
 
-An append-only file (`chain`) with a budget on what its charges cost. It belongs to a
-source of clients, not to a run: all releases of all algorithms on these clients, on parts of them
-and on whatever is computed from their data are charged to it and compose to ONE epsilon. A charge
-is on the disk before `charge` returns, and only then may data be touched, so that a crash may leave
-a charge without a release, but never a release without a charge.
+An append-only file (`chain`) with a budget on what its charges cost. It belongs to a source of
+clients, not to a run: all releases of all algorithms on these clients, on parts of them and on
+whatever is computed from their data are charged to it and compose to ONE epsilon. A charge is on
+the disk before `charge` returns, and only then may data be touched, so that a crash may leave a
+charge without a release, but never a release without a charge.
 
 Guarantees:
 - The file is protected, and locked for one process, as described in `chain`. Only a caller that

@@ -100,10 +100,8 @@ class Run(AbstractContextManager["Run"]):
         # What an earlier attempt wrote.
         begun, self.record = path / "run.json", {}
         if begun.exists():
-            self.record, expected = (
-                files.read_record(begun, _RECORD),
-                _described(algorithm, setting),
-            )
+            self.record = files.read_record(begun, _RECORD)
+            expected = _described(algorithm, setting)
             for name in sorted(expected.keys() | ({"start"} & self.record.keys())):
                 if self.record.get(name) != expected.get(name):
                     raise InputError(
@@ -345,7 +343,10 @@ def saved_secret(
 
 
 def forget_secret(path: Path, ledger: Ledger) -> None:
-    """Deletes a run's secret, if it exists, but if others changed ledger or run (`CorruptFile`)."""
+    """Deletes a run's secret, if it exists.
+
+    It stays where the ledger was changed from outside (`CorruptFile`): it may be another run's.
+    """
     if path.exists():
         ledger.require_unchanged()
         path.unlink()

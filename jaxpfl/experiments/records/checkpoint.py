@@ -5,7 +5,8 @@
     round_00000010/record.json      dtype and shape of every leaf
     round_00000010/manifest.json    as of any artifact, see `artifacts`
 
-`save` returns once the state is copied to the host, and the run continues during the write.
+`save` returns once the state is copied to the host, and the run continues during the write. A
+checkpoint gets its name when all files are on the disk: a crash leaves no incomplete one.
 `restore` hashes every file BEFORE Orbax opens any, because Orbax does not notice flipped bits.
 
 Nothing in a checkpoint tells when it was written, because that depends on how much the clients of
@@ -59,7 +60,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     A context manager that exits once everything is on the disk. `rounds` and `restore` ignore a
     checkpoint that is still being written: call `wait` first. The directory is created if absent,
-    and cleared of what a crash left.
+    and cleared of what a crash left. A checkpoint of another run is refused.
     """
 
     def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:

@@ -94,9 +94,9 @@ def cut_gradient(
     def first(weights: Sequence[jax.Array], example: Any) -> tuple[list[Any], list[Any], list[Any]]:
         given = [*program.consts, *weights, *jax.tree.leaves(example)]
         values = dict(zip((*body.constvars, *body.invars), given, strict=True))
-        found = iter(_run(to_results, values, results))
-        gradients = [next(found) for _ in formed]
-        return gradients, [(next(found), next(found)) for _ in products], list(found)
+        computed = iter(_run(to_results, values, results))
+        gradients = [next(computed) for _ in formed]
+        return gradients, [(next(computed), next(computed)) for _ in products], list(computed)
 
     def second(arrays: Sequence[jax.Array]) -> list[jax.Array]:
         return _run(to_late, dict(zip(parts, arrays, strict=True)), late_gradients)
