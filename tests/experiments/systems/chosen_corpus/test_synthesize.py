@@ -137,12 +137,10 @@ def test_a_judge_decides_nothing(table, monkeypatch):
     for factor in (1, -3):
 
         def altered(evidence, *given, factor=factor, judge, **more):
-            return original(
-                evidence,
-                *given,
-                judge=judge._replace(embeddings_NxD=factor * judge.embeddings_NxD),
-                **more,
-            )
+            own = judge.embeddings_NxD
+            other = judge._replace(embeddings_NxD=factor * own)
+            evidence = [other if part.embeddings_NxD is own else part for part in evidence]
+            return original(evidence, *given, judge=other, **more)
 
         monkeypatch.setattr(corpus_run, "choose", altered)
         choices.append(carry_out.run(made, table / f"{factor}", progress=False).record["choice"])
