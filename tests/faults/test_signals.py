@@ -56,10 +56,15 @@ def test_a_signal_saves_and_stops(
 ):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
     out = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        signalling(patched, owner, name, number, round=round)
-        with pytest.raises(Interrupted, match=said) as caught:
-            carry_out.run(config_of(tiny_config), out, progress=False)
+    # What a second signal would reach, which is by default the end of these tests.
+    default = signal.signal(number, lambda *_: pytest.fail("the round was not finished"))
+    try:
+        with monkeypatch.context() as patched:
+            signalling(patched, owner, name, number, round=round)
+            with pytest.raises(Interrupted, match=said) as caught:
+                carry_out.run(config_of(tiny_config), out, progress=False)
+    finally:
+        signal.signal(number, default)
     assert caught.value.number == number
     assert (out / "checkpoints" / f"round_{round or 7:08d}").is_dir()
     assert (out / "private" / "secret.json").exists() == (round is not None)
