@@ -17,6 +17,7 @@ from jaxpfl import checks
 PositiveInt = Annotated[int, checks.positive_int]
 NonNegativeInt = Annotated[int, checks.non_negative_int]
 Positive = Annotated[float, checks.positive]
+PositiveFloat32 = Annotated[float, checks.positive_float32]
 NonNegative = Annotated[float, checks.non_negative]
 Fraction = Annotated[float, checks.fraction]
 OpenFraction = Annotated[float, checks.open_fraction]

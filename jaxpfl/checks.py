@@ -3,10 +3,11 @@
 Each tests for the valid range: a test for the invalid one, such as `value <= 0`, lets NaN pass.
 """
 
+import difflib
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -85,6 +86,12 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
         choices = ", ".join(repr(choice) for choice in allowed)
         raise InputError(f"{name} must be one of {choices}, found {value!r}")
     return value
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Proposes the one of some names that is most like an unknown one; "" if none is like it."""
+    near = difflib.get_close_matches(name, [*names], 1, 0.5)
+    return f" (did you mean {near[0]!r}?)" if near and near[0] != name else ""
 
 
 def instance(name: str, value: Any, kind: type[_T] | tuple[type[_T], ...], hint: str) -> _T:

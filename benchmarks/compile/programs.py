@@ -324,7 +324,7 @@ def generation(target: Target, name: str = "llama3_8b") -> Iterator[Program]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jaxpfl.text.generation import prefill
+    from jaxpfl.text.generation import sampling
     from jaxpfl.text.generation.continuous_batching import Requests
     from jaxpfl.text.microbatches import DATA
 
@@ -334,25 +334,25 @@ def generation(target: Target, name: str = "llama3_8b") -> Iterator[Program]:
     dealt = NamedSharding(mesh, PartitionSpec(DATA))
     length, new, prompts, responses = 256, 64, 64, 10
     slots = 256 if target.memory < 20e9 else 512
-    program = prefill.Program(model, mesh, new, (model.vocab_size - 1,), False, False)
+    program = sampling.Program(model, mesh, new, (model.vocab_size - 1,), False, False)
     scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     banned: Any = jax.ShapeDtypeStruct((model.vocab_size,), jnp.bool_, sharding=whole)
-    state = jax.eval_shape(lambda: prefill.idle_slots(model, None, slots, length + new, data)())
-    places = prefill.slot_shardings(mesh, model, state)
+    state = jax.eval_shape(lambda: sampling.idle_slots(model, None, slots, length + new, data)())
+    places = sampling.slot_shardings(mesh, model, state)
     state = jax.tree.map(_placed, state, places)
 
     def ints(*shape: int) -> Any:
         return jax.ShapeDtypeStruct((data, *shape), jnp.int32, sharding=dealt)
 
     words: Any = jax.ShapeDtypeStruct((data, prompts * responses, 2), jnp.uint32, sharding=dealt)
-    batch = prefill.PrefillBatch(
+    batch = sampling.PrefillBatch(
         ints(prompts, length),
         ints(prompts * responses),
         Requests(ints(prompts * responses), words, ints(prompts * responses), ints()),
     )
     last = jax.ShapeDtypeStruct((), jnp.bool_, sharding=whole)
-    traced = prefill.run_prefill_batch.trace(
-        program, params, prefill.Controls(scalar, scalar, banned, None), state, batch, last
+    traced = sampling.run_prefill_batch.trace(
+        program, params, sampling.Controls(scalar, scalar, banned, None), state, batch, last
     )
     work = f"{prompts} prompts of {length} tokens a replica, and one step of {slots} sequences"
     yield Program("prefill and step", traced, model=_bytes(params), work=work)

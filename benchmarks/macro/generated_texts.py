@@ -39,7 +39,7 @@ from jaxpfl.experiments.systems.synthetic_text.study import Study
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.preference.groups import groups_of_texts
-from jaxpfl.text.preference.log_probabilities import log_probabilities
+from jaxpfl.text.preference.losses import log_probabilities
 
 CONFIG = Path(__file__).parents[2] / "configs/popri_small.yaml"
 GENERATORS = {

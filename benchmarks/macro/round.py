@@ -70,7 +70,7 @@ def handwritten(form: Form, over: Any, mesh):
     import jax.numpy as jnp
 
     from benchmarks.rounds import by_hand
-    from jaxpfl.models.cnn import emnist_cnn
+    from jaxpfl.models.classifiers import emnist_cnn
 
     model, everyone = emnist_cnn(form=form), jnp.ones((BATCH,), bool)
 
@@ -121,7 +121,7 @@ def main(config: Config) -> list[dict]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from jaxpfl.federated import client_mesh
-    from jaxpfl.models.cnn import emnist_cnn
+    from jaxpfl.models.classifiers import emnist_cnn
 
     everything = client_mesh()
     meshes = [everything] if everything.size == 1 else [client_mesh(1), everything]

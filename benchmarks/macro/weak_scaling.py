@@ -56,7 +56,7 @@ class Config:
 
 
 def network() -> Any:
-    from jaxpfl.models.mlp import MLP
+    from jaxpfl.models.classifiers import MLP
 
     return MLP(FEATURES, CLASSES, HIDDEN)
 

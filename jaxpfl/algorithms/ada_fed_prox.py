@@ -94,11 +94,9 @@ def ada_fed_prox(
       rise_share: a, between 0 and 1.
       settings: `cohort` and `execution`, as for `fed_avg`.
 
-    Raises:
-      InputError: an argument is of another kind or out of range, or the clip is adaptive.
-
-    Metrics of a step, public: `update_norm` as in `fed_avg`, `rise`, and `mu` as it was used,
-    which begins at 0.
+    Metrics of a step, public: `update_norm` as in `fed_avg`, `rise`, and `mu` as it was used, which
+    begins at 0. `InputError` if an argument is of another kind or out of range, or the clip is
+    adaptive.
     """
     base.require_parts(model, plan, client=client, server=server)
     parts = TwoParts.of(plan, "rise", rise_clip, rise_share)

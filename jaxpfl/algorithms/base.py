@@ -19,14 +19,7 @@ from jaxpfl.federated.clients.optimizers import require_optimizer
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Release, Releaser
-from jaxpfl.models.base import (
-    initialised,
-    named_leaves,
-    require_model,
-    require_same_leaves,
-    schema,
-    updated,
-)
+from jaxpfl.models import base as models
 from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
@@ -87,7 +80,7 @@ class Algorithm(NamedTuple):
 
 def require_parts(model: object, plan: object, **optimisers: object) -> None:
     """Refuses a model, plan or optimiser of another kind, before a program is compiled."""
-    require_model(model)
+    models.require_model(model)
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     for name, optimiser in optimisers.items():
         require_optimizer(name, optimiser)
@@ -115,8 +108,24 @@ def update_query(
     )
 
 
-def answered_once(name: str, query: Query, first: State, broadcast: Any = ()) -> Algorithm:
-    """Returns an algorithm of one round, whose state is `first` and then the query's answer."""
+def answered_once(
+    name: str,
+    label: str,
+    client: ClientFn,
+    plan: Plan,
+    *,
+    column: str,
+    max_examples: int,
+    first: State,
+    broadcast: Any = (),
+) -> Algorithm:
+    """Returns an algorithm of one round, in which all clients take part with so many examples.
+
+    Its state is `first` and then the query's answer.
+    """
+    per_bucket = 32 * Execution().replicas
+    cohort = CohortSpec(min(256, max_examples), max_examples, clients_per_bucket=per_bucket)
+    query = Query(label, client, plan, cohort, columns=(column,))
 
     def step(state, release, round):
         return release(query, broadcast).value, {}
@@ -137,7 +146,7 @@ def server_step(optimizer, params, state, release, divisor):
     The divisor of clients' changes of the parameters is negative: their mean points downhill.
     """
     gradient = jax.tree.map(lambda leaf: leaf / divisor, release)
-    updates, state = updated(optimizer, gradient, state, params)
+    updates, state = models.updated(optimizer, gradient, state, params)
     return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
 
 
@@ -147,9 +156,9 @@ def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
     It is a copy because a step donates the state's buffers, while `start` remains the caller's.
     """
     if start is None:
-        return partial(initialised, model)
-    expected = named_leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))))
-    require_same_leaves(schema(named_leaves(start)), expected, "start")
+        return partial(models.initialised, model)
+    expected = models.named_leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))))
+    models.require_same_leaves(models.schema(models.named_leaves(start)), expected, "start")
     return copied(start)
 
 
@@ -173,10 +182,8 @@ def releaser_of(
 def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> State:
     """Runs all rounds in memory and returns the last state.
 
-    `jaxpfl.run` adds checkpoints, metrics and a run directory.
-
-    Raises:
-      BudgetExhausted: all rounds together do not fit the ledger's budget; nothing was released.
+    `jaxpfl.run` adds checkpoints, metrics and a run directory. `BudgetExhausted` if all rounds
+    together do not fit the ledger's budget; nothing was released then.
     """
     decide("the budget", lambda: require_affordable(algorithm, releaser.ledger, releaser.run))
     state = algorithm.init(key)

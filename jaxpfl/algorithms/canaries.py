@@ -29,14 +29,8 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import ScoreKind, Scorer
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
-from jaxpfl.federated.audits.canaries import (
-    LENGTH,
-    CanaryModel,
-    Gradients,
-    Shown,
-    alternating,
-    of_one_row,
-)
+from jaxpfl.federated.audits import canaries as audits
+from jaxpfl.federated.audits.canaries import LENGTH, Gradients, Shown
 from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.moments import from_half
 from jaxpfl.federated.release.query import Query
@@ -60,7 +54,7 @@ class TrainingCanaries(Gradients):
     ) -> None:
         super().__init__(plans, canaries)
         (self.plan,) = plans
-        model = CanaryModel(canaries, _SLOPE * self.plan.clip_norm)
+        model = audits.CanaryModel(canaries, _SLOPE * self.plan.clip_norm)
         self.algorithm = algorithm_of(model, plan=self.plan)
 
     def ask(
@@ -83,7 +77,7 @@ class TrainingCanaries(Gradients):
             return answer
 
         state = self.algorithm.init(jax.random.key(0))
-        state = state._replace(params=alternating(round) * state.params)
+        state = state._replace(params=audits.alternating(round) * state.params)
         self.algorithm.step(state, cast(Release, watched), round)
         return shown[0]
 
@@ -165,4 +159,4 @@ def _holding(length_M: np.ndarray, population: int, examples: int) -> Population
     canaries = len(length_M)
     embedding_NxD = np.zeros((population, canaries), np.float32)
     np.fill_diagonal(embedding_NxD, length_M)
-    return of_one_row({"embedding": embedding_NxD}, examples)
+    return audits.of_one_row({"embedding": embedding_NxD}, examples)

@@ -77,12 +77,11 @@ class Scorer(Checked):
 
     def check_fields(self) -> None:
         if self.plan.unit != "client":
-            what = "scores protect each client: their plan must have the unit 'client'"
-            raise InputError(f"{what}, found {self.plan.unit!r}")
+            raise InputError(f"scores protect each client, found the unit {self.plan.unit!r}")
         if self.plan.participation.in_epochs:
-            what = "the plan of scores must sample cohorts by Poisson or fixed-size participation"
-            because = "every release draws a new cohort"
-            raise InputError(f"{what}, found {self.plan.sampling}: {because}")
+            # Every release draws a new cohort.
+            expected = "sample cohorts by Poisson or fixed-size participation"
+            raise InputError(f"the plan of scores must {expected}, found {self.plan.sampling}")
         if self.plan.clip.adaptive is not None:
             raise InputError("the plan of scores must not clip adaptively: they have one clip norm")
 
@@ -166,8 +165,8 @@ class Scorer(Checked):
             candidates_KxJxD = np.ascontiguousarray(candidates_KxJxD, np.float32)
         if not np.isfinite(candidates_KxJxD).all():
             prompt, response, _ = np.argwhere(~np.isfinite(candidates_KxJxD))[0].tolist()
-            where = f"the embedding of the candidate of prompt {prompt}, response {response}"
-            raise InputError(f"{where} must be finite in float32, found one that is not")
+            where = f"prompt {prompt}, response {response}"
+            raise InputError(f"the embedding of {where} must be finite in float32, found another")
         return candidates_KxJxD
 
 

@@ -112,10 +112,8 @@ def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, s
 
     A step whose loss or update is not finite is skipped, so that it cannot destroy the run. The
     generator and its optimiser's state are donated. The images follow from `draws`, uint32 [2], and
-    `round`, uint32.
-
-    Returns:
-      (generator, optimizer state, mean loss of the steps taken or 0, number of skipped steps).
+    `round`, uint32. Returned are the generator, the optimiser's state, the mean loss of the steps
+    taken, or 0, and the number of skipped steps.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(draws, impl="threefry2x32"), round)
 
@@ -195,16 +193,10 @@ def fed_avg_gan(
         critic, server_state, update_norm = base.server_step(
             server, state.critic, state.server, released.value, -plan.denominator
         )
+        before = state.generator, state.generator_optimizer
+        drawing = np.int32(settings.steps), state.draws, np.uint32(round)
         trained, optimizer_state, loss, left_out = train_generator(
-            gan,
-            generator,
-            settings.batch,
-            state.generator,
-            state.generator_optimizer,
-            critic,
-            np.int32(settings.steps),
-            state.draws,
-            np.uint32(round),
+            gan, generator, settings.batch, *before, critic, *drawing
         )
         metrics = {
             "clip_norm": state.clip_norm,

@@ -84,10 +84,8 @@ def fed_buff(
         these alike.
       settings: `cohort` and `execution`, as for `fed_avg`.
 
-    Raises:
-      InputError: an argument is of another kind or out of range.
-
-    Metrics of a step are those of `fed_avg`.
+    Metrics of a step are those of `fed_avg`. `InputError` if an argument is of another kind or out
+    of range.
     """
     base.require_parts(model, plan, client=client, server=server)
     models = checks.non_negative_int("longest", longest) + 1

@@ -80,10 +80,8 @@ def fed_dyn(
       model, server, plan, settings: as for `fed_avg`; the paper's server is `optax.sgd(1.0)`.
       alpha: positive.
 
-    Raises:
-      InputError: an argument is of another kind or out of range.
-
-    State and metrics are those of `fed_avg`; its server's state begins with h / alpha.
+    State and metrics are those of `fed_avg`; its server's state begins with h / alpha. `InputError`
+    if an argument is of another kind or out of range.
     """
     require_parts(model, plan, client=client, server=server)
     alpha, adapters = checks.positive("alpha", alpha), settings.get("frozen") is not None

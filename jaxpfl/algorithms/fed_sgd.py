@@ -45,10 +45,8 @@ def fed_sgd(
         plan's examples fill as many blocks on each device. Neither changes what is computed, beyond
         rounding.
 
-    Raises:
-      InputError: as `fed_avg`, or the plan's unit is the client.
-
-    State and metrics are those of `fed_avg`.
+    State and metrics are those of `fed_avg`. `InputError` as there, and if the plan's unit is the
+    client.
     """
     require_parts(model, plan, server=server)
     if plan.unit != "example":
@@ -64,12 +62,6 @@ def fed_sgd(
         blocks = execution.replicas * math.ceil(most / (32 * execution.replicas))
         size = math.ceil(most / blocks)
         cohort = CohortSpec(batch_size=size, max_examples=size)
-    return fed_avg(
-        model,
-        client=ClippedGradients(model, plan.clip_norm),
-        server=server,
-        plan=plan,
-        cohort=cohort,
-        execution=execution,
-        start=start,
-    )._replace(name="fed_sgd")
+    client = ClippedGradients(model, plan.clip_norm)
+    shared: Any = {"server": server, "plan": plan, "cohort": cohort, "execution": execution}
+    return fed_avg(model, client=client, start=start, **shared)._replace(name="fed_sgd")

@@ -1,7 +1,8 @@
-"""The accuracy of a model on private clients, measured by ONE release with user-level privacy.
+"""What is measured or counted on private clients, each by ONE release with user-level privacy.
 
-A threshold, a model or a step that was chosen by the clients' accuracies reveals something about
-them, so the accuracies are released with noise. Every client contributes one vector, once:
+ACCURACIES of a model (`federated_metrics`). A threshold, a model or a step that was chosen by the
+clients' accuracies reveals something about them, so the accuracies are released with noise. Every
+client contributes one vector, once:
 
     sqrt(h)      times the one-hot vector of the bin that contains the client's own accuracy
     sqrt(1 - h)  times its share of correct, and its share of incorrect examples
@@ -16,11 +17,20 @@ has standard deviation z, so the release is a Gaussian mechanism with noise mult
 The task comes from Augenstein et al. 2020 ("Generative models for effective ML on private,
 decentralized datasets"), appendix C.3, where thresholds are percentiles of user accuracy. The
 mechanism is our own.
+
+SUMS of counts (`federated_sums`). Each example has a row of counts, such as its words out of the
+vocabulary and its other words. A client adds up the rows of its examples, once, and the sum of all
+clients is released with noise.
+
+Guarantee: a client's sum is clipped to the plan's clip norm S in L2 norm, which leaves the ratios
+of its counts as they are. The release is a Gaussian mechanism with the plan's noise multiplier.
+Where no client can count more than S, nothing is clipped. The task is that of the paper's Table 6;
+the mechanism is our own.
 """
 
 import dataclasses
 import math
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,21 +39,34 @@ from scipy import optimize
 
 from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, answered_once, releaser_of, run_rounds
-from jaxpfl.algorithms.federated_sums import plan_of_everyone
 from jaxpfl.checked import Checked, OpenFraction, PositiveInt
-from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population, one_per_example
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
-from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 
-LABEL = "federated_metrics"
+LABEL, COLUMN = "federated_metrics", "counts"
 TWENTIETHS = tuple(i / 20 for i in range(21))
+
+
+def _everyone(population: int, clip_norm: float) -> Any:
+    """The terms of a plan of one round in which every client takes part."""
+    clip, participation = Clip(float(clip_norm)), Poisson(population, population)
+    return {"rounds": 1, "clip": clip, "participation": participation}
+
+
+def plan_of_everyone(
+    population: int, clip_norm: float, epsilon: float | None, delta: float | None
+) -> Plan:
+    """One round in which every client takes part; with neither it is NOT private."""
+    terms = _everyone(population, clip_norm)
+    if epsilon is None and delta is None:
+        return Plan.without_privacy(**terms)
+    return Plan.calibrated(epsilon=cast(float, epsilon), delta=cast(float, delta), **terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +81,6 @@ class MetricsPlan(Checked):
         are expected cost little.
       histogram_share: h, the histogram's share of a contribution's squared norm, in (0, 1).
       max_examples: a client with more examples uses a uniform subset of this many.
-
-    Raises:
-      InputError: a field has the wrong type, is out of range, or contradicts another field.
     """
 
     release: Plan
@@ -83,19 +103,13 @@ class MetricsPlan(Checked):
     @classmethod
     def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:
         """Returns the plan with the least noise, as `Plan.calibrated`; `settings`: other fields."""
-        plan = Plan.calibrated(
-            epsilon=epsilon,
-            delta=delta,
-            rounds=1,
-            clip=Clip(1.0),
-            participation=Poisson(population, population),
-        )
-        return cls(plan, **settings)
+        terms = _everyone(population, 1.0)
+        return cls(Plan.calibrated(epsilon=epsilon, delta=delta, **terms), **settings)
 
     @classmethod
     def without_privacy(cls, population: int, **settings: Any) -> Self:
         """Returns the plan of the same metrics without noise: NOT private, and marked so."""
-        return cls(plan_of_everyone(population, 1.0, None, None), **settings)
+        return cls(Plan.without_privacy(**_everyone(population, 1.0)), **settings)
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -187,12 +201,11 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
     which `ReleasedMetrics.of` computes the metrics: "histogram", float32 [bins], "correct" and
     "incorrect", times the plan's weights.
     """
-    client_fn, most = ClientMetrics(plan.edges, plan.weights), plan.max_examples
-    cohort = CohortSpec(min(256, most), most, clients_per_bucket=32 * Execution().replicas)
-    query = Query("metrics", client_fn, plan.release, cohort, columns=("correct",))
     histogram_B, zero = jnp.zeros(len(plan.edges) - 1, jnp.float32), jnp.float32(0)
     first = {"histogram": histogram_B, "correct": zero, "incorrect": zero}
-    return answered_once(LABEL, query, first)
+    client_fn = ClientMetrics(plan.edges, plan.weights)
+    reads: Any = {"column": "correct", "max_examples": plan.max_examples}
+    return answered_once(LABEL, "metrics", client_fn, plan.release, first=first, **reads)
 
 
 def release(
@@ -259,3 +272,58 @@ class ClientMetrics:
 def with_correct(clients: Population, correct: Any) -> Population:
     """The clients with the column "correct", bool [examples], of `correct_examples`. PRIVATE."""
     return clients.with_columns({"correct": one_per_example(clients, "correct", correct)})
+
+
+def federated_sums(plan: Plan, *, length: int, max_examples: int) -> Algorithm:
+    """Returns the release of the sum of the column "counts" as an algorithm of one round.
+
+    Its last state is the noisy sum, float32 [length].
+
+    Args:
+      plan: see `plan_of_everyone`.
+      length: of a row of the column, which is float32 [examples, length] and not negative.
+      max_examples: a client with more examples counts a uniform subset of this many.
+    """
+    first, client_fn = jnp.zeros(length, jnp.float32), ClientSums(length)
+    reads: Any = {"column": COLUMN, "max_examples": max_examples}
+    return answered_once("federated_sums", "sums", client_fn, plan, first=first, **reads)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSums:
+    """The client function, by steps: the sum of a client's rows, float32 [length]."""
+
+    length: int
+
+    def init(self, broadcast: Any, key: jax.Array) -> Any:
+        """The sum of no rows."""
+        del broadcast, key  # nothing is trained, and nothing is random
+        return jnp.zeros(self.length, jnp.float32)
+
+    def step(self, broadcast: Any, state: Any, batch: Batch, mask_B: jax.Array, key: Any) -> Any:
+        """Adds the rows of one batch."""
+        return state + jnp.sum(jnp.where(mask_B[:, None], batch[COLUMN], 0), axis=0)
+
+    def finish(self, broadcast: Any, state: Any) -> Any:
+        """The sum as it is."""
+        return state
+
+
+class Rates(NamedTuple):
+    """Shares of two counts as released, and the standard deviations of their noise; public.
+
+    Both are float64 [groups], and NaN where the noise hides the group: where the noisy number of
+    all that is counted is not above its own noise.
+    """
+
+    rate_G: np.ndarray
+    noise_G: np.ndarray
+
+    @classmethod
+    def of(cls, plan: Plan, sum_C: Any) -> "Rates":
+        """From the last state of `federated_sums`, whose row has the pairs (these, others)."""
+        these_G, others_G = np.asarray(sum_C, np.float64).reshape(-1, 2).T
+        noise, total_G = plan.value_noise_std(plan.clip_norm), these_G + others_G
+        total_G = np.where(total_G > np.sqrt(2) * noise, total_G, np.nan)
+        rate_G = np.clip(these_G / total_G, 0.0, 1.0)
+        return cls(rate_G, noise * np.hypot(rate_G, 1 - rate_G) / total_G)

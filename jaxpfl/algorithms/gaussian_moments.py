@@ -43,15 +43,14 @@ class Moments:
     def __post_init__(self):
         mean_D = np.asarray(self.mean_D, np.float64)
         if mean_D.ndim != 1 or not mean_D.size:
-            shape = list(mean_D.shape)
-            raise InputError(f"mean_D must have shape [d] with d >= 1, found shape {shape}")
+            raise InputError(f"mean_D must have shape [d], d >= 1, found {list(mean_D.shape)}")
         if not np.isfinite(mean_D).all():
             raise InputError("mean_D must be finite, found an entry that is not")
         covariance_DxD = _symmetric("covariance_DxD", self.covariance_DxD)
         if len(covariance_DxD) != mean_D.size:
-            what = f"shape {[mean_D.size] * 2}, because mean_D has {mean_D.size} entries"
+            expected = f"shape {[mean_D.size] * 2}, because mean_D has {mean_D.size} entries"
             actual = list(covariance_DxD.shape)
-            raise InputError(f"covariance_DxD must have {what}, found shape {actual}")
+            raise InputError(f"covariance_DxD must have {expected}, found shape {actual}")
         object.__setattr__(self, "count", checks.positive("count", self.count))
         object.__setattr__(self, "mean_D", mean_D)
         object.__setattr__(self, "covariance_DxD", covariance_DxD)
@@ -96,8 +95,7 @@ class RunningMoments:
             raise InputError(f"embeddings must have shape [n, {self._dimension}], found {shape}")
         # JAX's issubdtype, because numpy's does not know bfloat16.
         if not jnp.issubdtype(embeddings_NxD.dtype, jnp.floating):
-            dtype = embeddings_NxD.dtype
-            raise InputError(f"embeddings must be floating point numbers, found {dtype}")
+            raise InputError(f"embeddings must be floating point, found {embeddings_NxD.dtype}")
         if self._dtype is None:
             wide = embeddings_NxD.dtype == np.float64
             self._dtype = np.dtype(np.float64 if wide else np.float32)
@@ -176,11 +174,11 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
     """
     dimensions = sorted({part.dimension for part in parts})
     if len(dimensions) != 1:
-        what = "the corpora of a mixture must have embeddings of one dimension"
-        raise InputError(f"{what}, found {dimensions or 'no corpus'}")
+        raise InputError(
+            f"a mixture needs parts of one dimension, found {dimensions or 'no corpus'}"
+        )
     if np.shape(shares) != (len(parts),):
-        what = f"a mixture of {len(parts)} corpora needs {len(parts)} shares"
-        raise InputError(f"{what}, found shape {list(np.shape(shares))}")
+        raise InputError(f"a mixture needs {len(parts)} shares, found shape {np.shape(shares)}")
     shares = [checks.non_negative(f"share {k}", float(share)) for k, share in enumerate(shares)]
     total = math.fsum(shares)
     if abs(total - 1) > 1e-6:
@@ -220,8 +218,7 @@ def _symmetric(name: str, matrix_DxD) -> np.ndarray:
     """The matrix in float64, exactly symmetric."""
     matrix_DxD = np.asarray(matrix_DxD, np.float64)
     if matrix_DxD.ndim != 2 or len(set(matrix_DxD.shape)) != 1 or not matrix_DxD.size:
-        shape = list(matrix_DxD.shape)
-        raise InputError(f"{name} must have shape [d, d] with d >= 1, found shape {shape}")
+        raise InputError(f"{name} must have shape [d, d], d >= 1, found {list(matrix_DxD.shape)}")
     if not np.isfinite(matrix_DxD).all():
         raise InputError(f"{name} must be finite, found an entry that is not finite")
     if np.array_equal(matrix_DxD, matrix_DxD.T):

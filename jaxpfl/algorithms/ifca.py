@@ -67,11 +67,9 @@ def ifca(
       clusters: k. The parameters, of `start` too, have an axis [k] before their own.
       server, plan, settings: as for `fed_avg`.
 
-    Raises:
-      InputError: an argument is of another kind or out of range.
-
     State and metrics are those of `fed_avg`. A client finds its model by its own data, by
     `jaxpfl.Personal` with the query's `client_fn`. All are exported (`cluster_1`, ...).
+    `InputError` if an argument is of another kind or out of range.
     """
     require_parts(model, plan, client=client, server=server)
     several: Any = Clusters(model, checks.positive_int("clusters", clusters))

@@ -159,7 +159,7 @@ def popri(
     texts. A round is a function of the state, the seed and the released scores.
 
     Args:
-      generator: PUBLIC model without adapters.
+      generator: PUBLIC model; one with adapters is refused.
       samples: PUBLIC texts that prompts are made of.
       scorer: how clients score responses, by round; or rewards from one release, which ask nobody
         again. It gives the number of rounds.
@@ -168,9 +168,6 @@ def popri(
       load_or_compute: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
       on_round: is called with the public results of each round.
       tune: the tuning, with the arguments of `text.preference.optimisation.tune`.
-
-    Raises:
-      InputError: `generator` has adapters already.
 
     Metrics of a step, all public: `pairs`, `candidates` (see `Written`), and `loss`, `margin` and
     `accuracy`, or of GRPO `loss`, `kl` and `clipped`: means over the steps of the tuning, absent in
@@ -297,16 +294,9 @@ def groups_by_score(
         texts_NxG, ended_NxG = texts_KxJ[rows_N, places_2xN].T, ended_KxJ[rows_N, places_2xN].T
     if not len(rows_N):
         return None
-    return groups_of_texts(
-        generator.tokeniser,
-        [prompts[int(k)] for k in rows_N],
-        texts_NxG,
-        ended_NxG,
-        advantage_NxG,
-        format=settings.format,
-        prompt_tokens=settings.prompt_tokens,
-        response_tokens=settings.response_tokens,
-    )
+    compared = [prompts[int(k)] for k in rows_N], texts_NxG, ended_NxG, advantage_NxG
+    most = {"prompt_tokens": settings.prompt_tokens, "response_tokens": settings.response_tokens}
+    return groups_of_texts(generator.tokeniser, *compared, format=settings.format, **most)
 
 
 def pairs_of(

@@ -28,7 +28,7 @@ A client votes once with each of at most `max_texts` texts, which bounds the L2 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -42,11 +42,8 @@ from jaxpfl.federated.release.releaser import Release
 from jaxpfl.text.columns import from_byte_rows, to_byte_rows
 from jaxpfl.text.embed import Embedder
 
-
-class Vary(Protocol):
-    """Returns a similar text for each text, by public models (`text.generation.variation`)."""
-
-    def __call__(self, texts: Sequence[str], key: jax.Array) -> list[str]: ...
+Vary = Callable[[Sequence[str], jax.Array], list[str]]
+"""Returns a similar text for each text, by public models (`text.generation.variation`)."""
 
 
 @dataclass(frozen=True)
@@ -140,17 +137,15 @@ def private_evolution(
       load_or_compute: stores "round 3 lookahead", "round 3 votes" and "round 3 texts".
       on_round: is called with the public results of each round.
 
-    Raises:
-      InputError: there is another number of texts, or the scorer is of another kind.
-
-    Metrics of a step, all public: `votes` (float32, the noisy sum of votes).
+    Metrics of a step, all public: `votes` (float32, the noisy sum of votes). Another number of
+    texts, and a scorer of another kind, are refused.
     """
     if len(texts) != settings.population:
-        what = f"private evolution starts from population = {settings.population} texts"
-        raise InputError(f"{what}, found {len(texts)}")
+        raise InputError(
+            f"there must be population = {settings.population} texts, found {len(texts)}"
+        )
     if scorer.kind != "nn_histogram":
-        what = "private evolution needs a scorer of kind 'nn_histogram'"
-        raise InputError(f"{what}, found {scorer.kind!r}")
+        raise InputError(f"the scorer must be of kind 'nn_histogram', found {scorer.kind!r}")
     draws, width = PublicDraws("private evolution", seed), settings.max_bytes
     first, plan = to_byte_rows(texts, width), scorer.plan
     union = settings.form == "pre_text"

@@ -26,11 +26,9 @@ import optax
 
 from jaxpfl import checks
 from jaxpfl.algorithms import base
-from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch, PyTree
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.two_parts import TwoParts
-from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
 
@@ -98,29 +96,27 @@ def scaffold(
     plan: Plan,
     variate_clip: float,
     variate_share: float = 0.5,
-    cohort: CohortSpec | None = None,
-    execution: Execution | None = None,
     start: Any = None,
+    **settings: Any,
 ) -> base.Algorithm:
     """Returns SCAFFOLD for `model` under `plan`, whose clip norm S bounds the clients' changes.
 
     Args:
-      model, server, plan, cohort, execution, start: as for `fed_avg`; the clip is constant.
+      model, server, plan, start: as for `fed_avg`; the clip is constant.
       learning_rate: eta, of the clients' SGD.
       variate_clip: C, the L2 bound on the change of a client's variate, which has the size of a
         gradient.
       variate_share: a, between 0 and 1.
-
-    Raises:
-      InputError: an argument is of another kind or out of range, or the clip is adaptive.
+      settings: `cohort` and `execution`, as for `fed_avg`.
 
     Metrics of a step, public: `update_norm`, the L2 norm of the noisy mean change of parameters.
+    `InputError` if an argument is of another kind or out of range, or the clip is adaptive.
     """
     base.require_parts(model, plan, server=server)
     rate = checks.positive("learning_rate", learning_rate)
     parts = TwoParts.of(plan, "variate", variate_clip, variate_share)
     client = CorrectedTraining(model, optax.sgd(rate), learning_rate=rate, parts=parts)
-    update = base.update_query(model, client, plan, cohort, execution)
+    update = base.update_query(model, client, plan, **settings)
     first_params = base.initial_params(model, start)
 
     def init(key):

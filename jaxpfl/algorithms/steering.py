@@ -6,7 +6,7 @@
     v_l     = c_l * (the mean of d_il)                            the constant w counts the clients
     h_l    <- h_l + strength * v_l                                at every token, while it writes
 
-h_l(x) is the output of layer l, averaged over the tokens of a text (`text.embed.hidden_states`);
+h_l(x) is the output of layer l, averaged over the tokens of a text (`text.embed.encoder`);
 m_l is its mean over public texts, and c_l the median distance of a public text from m_l. What
 follows from the release is free: strength, prompts, and texts without limit.
 
@@ -23,18 +23,16 @@ strength and layer by default are our choices; these two were tried on public te
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm, answered_once
 from jaxpfl.checked import Checked, NonNegative, PositiveFraction
-from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.moments import ClientMoment
-from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedded
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -86,10 +84,8 @@ class PublicStates(NamedTuple):
         mean_LxH = states_NxLxH.mean(axis=0)
         bound_L = np.median(np.linalg.norm(states_NxLxH - mean_LxH, axis=2), axis=0)
         if not (np.isfinite(bound_L) & (bound_L > 0)).all():
-            what = "the hidden states of public texts must be finite and differ in each layer"
-            raise InputError(
-                f"{what}, found median distances from their mean of {bound_L.tolist()}"
-            )
+            what = "hidden states of public texts must be finite and differ in each layer"
+            raise InputError(f"{what}, found median distances from the mean {bound_L.tolist()}")
         return cls(mean_LxH, bound_L)
 
     def rows(self, states_CxD: np.ndarray) -> np.ndarray:
@@ -151,10 +147,9 @@ def steering(plan: Plan, dimension: int) -> Algorithm:
       dimension: of the clients' states; a contribution has one number more.
     """
     client_fn = ClientMoment("sum", plan.clip_norm, average=True)
-    cohort = CohortSpec(1, 1, clients_per_bucket=32 * Execution().replicas)
-    query = Query(DIFFERENCES, client_fn, plan, cohort, columns=(DIFFERENCES,))
     origin = jnp.zeros(dimension + 1, jnp.float32)
-    return answered_once("steered", query, origin, origin)
+    reads: Any = {"column": DIFFERENCES, "max_examples": 1, "broadcast": origin}
+    return answered_once("steered", DIFFERENCES, client_fn, plan, first=origin, **reads)
 
 
 def steer(

@@ -82,9 +82,6 @@ class CohortSpec(Checked):
         uniformly from 1 to `epochs`, whatever its examples (Li et al. 2020, "Federated Optimization
         in Heterogeneous Networks", section 5.2).
       drop_stragglers: whether these send zeros instead. They count as clients, and the noise stays.
-
-    Raises:
-      InputError: a value out of range.
     """
 
     batch_size: PositiveInt

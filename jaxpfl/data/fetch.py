@@ -45,10 +45,8 @@ def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[st
             record = {"url": url, "fetched": datetime.date.today().isoformat(), "bytes": count}
             record["sha256"] = sha256 = files.sha256_file(fetched)
             if sha256 != (download.sha256 or sha256):
-                expected = f"expected {download.sha256}; they were removed"
-                raise CorruptFile(
-                    f"{url}: {count} bytes with the SHA-256 {sha256} came, {expected}"
-                )
+                expected = f"expected {download.sha256}; the file was removed"
+                raise CorruptFile(f"{url}: {count} bytes of SHA-256 {sha256} came, {expected}")
             if url.endswith(".lzma"):
                 packed, fetched = fetched, fetched.with_suffix("")
                 with errors_of(packed), lzma.open(packed) as content:

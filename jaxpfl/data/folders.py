@@ -30,14 +30,12 @@ def convert(
     """Writes the population of `source`, as for `data.open`, to the new folder `out`.
 
     `out` is complete or absent. It is written as `.NAME.partial`; the next call removes the files
-    that a killed process left there. It contains private data and gets mode 0700.
+    that a killed process left there. It contains private data and gets mode 0700. Returned are its
+    name and, PRIVATE, the numbers of clients and examples, bytes written and seconds taken.
 
     Args:
       encoder: writes token ids in place of the texts and all other columns, such as a
         `text.Vocabulary`.
-
-    Returns:
-      The folder, and PRIVATE: numbers of clients and examples, bytes written and seconds taken.
 
     Raises:
       InputError: the folder exists already, or the source is not valid.

@@ -42,7 +42,6 @@ Data without clients is dealt to made-up ones: PATH.npz?client=*&partition=diric
 """
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -219,8 +218,7 @@ def _unknown(source: _Source) -> InputError:
         packed = ", ".join(f".csv{ending}" for ending in PACKED)
         hint = f"; packed tables, one in a file, end in {packed}"
         return InputError(f"{source.what}: expected a name ending in {endings}{hint}")
-    near = difflib.get_close_matches(re.split(r"[:?]", str(source.given))[0], _WORDS, 1, 0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    hint = checks.nearest(re.split(r"[:?]", str(source.given))[0], _WORDS)
     return InputError(
         f"unknown {source.what}{hint}: expected docstrings:PACKAGES, digits, "
         f"huggingface:OWNER/NAME, a path ending in {endings}, or a folder made by Population.save"

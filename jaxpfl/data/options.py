@@ -1,6 +1,5 @@
 """The options of a source: what follows its question mark, by name."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ def encoding(name: str) -> str:
     try:
         "".encode(name)
     except LookupError:
-        expected = "a source's encoding must be one that Python knows, such as latin-1"
+        expected = "encoding must be one that Python knows, such as latin-1"
         raise InputError(f"{expected}, found {name!r}") from None
     return name
 
@@ -33,8 +32,7 @@ def typed(what: str, options: dict[str, str], kinds: Options) -> dict[str, Any]:
     values = {}
     for name, value in options.items():
         if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, 1, 0.5)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = checks.nearest(name, kinds)
             expected = ", ".join(kinds) or "none"
             raise InputError(f"{what}: no option {name!r}{hint}; expected {expected}")
         kind, place = kinds[name], f"{what}: {name}"

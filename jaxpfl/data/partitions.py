@@ -162,8 +162,7 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
 def _require_examples(population: Population, least: int) -> None:
     if population.num_examples < least:
         # The message leaves the number out: how many examples a population has is private.
-        expected = f"so many clients need {least} examples"
-        raise InputError(f"partition: {expected}, and {population.name!r} has fewer")
+        raise InputError(f"partition: clients need {least} examples, {population.name!r} has fewer")
 
 
 def _labels(population: Population, by: str) -> tuple[int, np.ndarray]:

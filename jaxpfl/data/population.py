@@ -11,18 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import checks, files
-from jaxpfl.data.columns import (
-    Column,
-    ReadColumns,
-    as_column,
-    concatenated,
-    describe,
-    is_numeric,
-    rows_of,
-    take,
-    text_array,
-    warn_of_numbers,
-)
+from jaxpfl.data import columns as column_module
+from jaxpfl.data.columns import Column, as_column, describe, is_numeric, take, text_array
 from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.errors import CorruptFile, InputError, named
 
@@ -69,7 +59,7 @@ class Population:
       name: the source's name, as given to `data.open`. Public.
       unit: what a client is, in words. Public.
       splitting: how a vocabulary of its texts divides them into words, one of
-        `text.tokenisers.splitting`: data that came split into words keeps them. Public.
+        `text.tokenisers.vocabulary`: data that came split into words keeps them. Public.
       dropped: how many rows of the source's table lacked a value and were left out. PRIVATE.
 
     Raises:
@@ -115,7 +105,7 @@ class Population:
             raise InputError("client ids must be different, found one twice: merge its examples")
         content = _Content(columns, offsets)
         for name, value in (
-            ("columns", MappingProxyType(ReadColumns(columns))),
+            ("columns", MappingProxyType(column_module.ReadColumns(columns))),
             ("_stored", MappingProxyType(columns)),
             ("offsets", offsets),
             ("client_ids", ids),
@@ -176,8 +166,7 @@ class Population:
         """`columns[name]`, with an `InputError` if there is no such column."""
         if name not in self.columns:
             names = ", ".join(map(repr, self.columns))
-            expected = f"population {self.name!r} must have a column {name!r}"
-            raise InputError(f"{expected}, found columns {names}")
+            raise InputError(f"{self.name!r} must have a column {name!r}, found columns {names}")
         return self.columns[name]
 
     def examples(self, client: int) -> dict[str, Column]:
@@ -188,7 +177,7 @@ class Population:
 
     def rows(self, rows: slice) -> dict[str, Column]:
         """The columns of neighbouring examples, whichever clients they are of."""
-        return {name: rows_of(column, rows) for name, column in self._stored.items()}
+        return {name: column_module.rows_of(column, rows) for name, column in self._stored.items()}
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
         """The clients of these indices, each in range and given once, in this order."""
@@ -222,10 +211,8 @@ class Population:
         """Deals the CLIENTS to disjoint parts; with a sum below 1, some clients are in none.
 
         A client's part depends on the seed and its id alone, so that adding or removing a client
-        moves no other. Parts have their fractions in expectation, not exactly.
-
-        Raises:
-          InputError: a fraction is negative or not a number, or the sum is 0 or exceeds 1.
+        moves no other. Parts have their fractions in expectation, not exactly. `InputError` if one
+        is negative or no number, or if their sum is 0 or exceeds 1.
         """
         from jaxpfl.data.draws import client_uniforms
 
@@ -281,7 +268,7 @@ class Population:
         from jaxpfl.data import storage
 
         checks.instance("folder", folder, (str, Path), "the path of a new folder")
-        warn_of_numbers(self.numeric())
+        column_module.warn_of_numbers(self.numeric())
         storage.write(files.user_path(folder), lambda _: contextlib.nullcontext(self.stream()))
 
     def stream(self) -> "Stream":
@@ -363,7 +350,7 @@ def collect(stream: "Stream") -> Population:
         sizes.extend(batch.sizes)
     columns = {}
     for name, parts in pieces.items():
-        columns[name] = concatenated(parts)
+        columns[name] = column_module.concatenated(parts)
         parts.clear()
     ids, described = text_array(client_ids), (stream.name, stream.unit, stream.splitting)
     return Population(columns, offsets_of(sizes), ids, *described, stream.dropped)

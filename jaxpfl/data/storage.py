@@ -120,9 +120,7 @@ def write(
                     texts = texts or {name: Growing(column) for name, column in parts.items()}
                     _append(texts, parts)
                 if not isinstance(parts.get("text"), pa.Array):
-                    listed = ", ".join(map(repr, parts)) or "none"
-                    what = "must have a column 'text' to tokenise"
-                    raise InputError(f"{stream.name} {what}, found {listed}")
+                    raise InputError(f"{stream.name} must have a column 'text', found {[*parts]}")
                 parts = {_TOKENS: encoder.sequences(parts["text"])}
             columns = columns or {
                 name: growing(partial / str(place), column)
@@ -179,8 +177,7 @@ def _new(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            what = "another process is writing here; wait for it, or choose another folder"
-            raise InputError(f"{partial}: {what}") from None
+            raise InputError(f"{partial}: another process is writing here: wait for it") from None
         try:
             for left in partial.iterdir():
                 if left.is_dir():
@@ -211,8 +208,7 @@ def _hash(columns: Mapping[str, Growing], offsets: np.ndarray) -> str:
 def read(folder: Path) -> Stored:
     """Maps a stored population into memory, after checking all but the blocks of its columns."""
     if not is_stored(folder):
-        expected = "expected one that Population.save or `jaxpfl convert` made"
-        raise InputError(f"{folder} holds no {_MANIFEST}: {expected}")
+        raise InputError(f"{folder} holds no {_MANIFEST} of Population.save or `jaxpfl convert`")
     manifest = _read_manifest(folder / _MANIFEST)
     clients, examples = manifest["clients"], manifest["examples"]
 
@@ -290,11 +286,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = files.read_record(path, {"sha256": str})
     if manifest.pop("sha256") != _own_sha256(manifest):
         raise CorruptFile(f"{path} was altered: its SHA-256 is not the one it states")
-    if manifest.get("format") != _FORMAT:
-        actual = manifest.get("format")
-        raise InputError(
-            f"{path} is of format {actual!r}, expected {_FORMAT!r}: convert its source anew"
-        )
+    if (actual := manifest.get("format")) != _FORMAT:
+        expected = f"expected {_FORMAT!r}: convert its source anew"
+        raise InputError(f"{path} is of format {actual!r}, {expected}")
     # The hash protects against accidents alone: its maker can compute it, so all is checked.
     files.record_of(manifest, str(path), _FIELDS)
     sizes = manifest["clients"], manifest["examples"]

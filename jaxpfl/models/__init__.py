@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from jaxpfl.models.base import Params as Params
     from jaxpfl.models.base import count_parameters as count_parameters
     from jaxpfl.models.base import summarise as summarise
-    from jaxpfl.models.cifg_lstm import CIFGLanguageModel as CIFGLanguageModel
-    from jaxpfl.models.cnn import CNN as CNN
-    from jaxpfl.models.cnn import classifier_cnn as classifier_cnn
-    from jaxpfl.models.cnn import emnist_cnn as emnist_cnn
+    from jaxpfl.models.classifiers import CNN as CNN
+    from jaxpfl.models.classifiers import MLP as MLP
+    from jaxpfl.models.classifiers import classifier_cnn as classifier_cnn
+    from jaxpfl.models.classifiers import emnist_cnn as emnist_cnn
     from jaxpfl.models.decoder.config import DecoderConfig as DecoderConfig
     from jaxpfl.models.decoder.config import LoRA as LoRA
     from jaxpfl.models.decoder.network import Decoder as Decoder
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from jaxpfl.models.encoder.network import Encoder as Encoder
     from jaxpfl.models.gan import GAN as GAN
     from jaxpfl.models.gan import sample_images as sample_images
-    from jaxpfl.models.mlp import MLP as MLP
     from jaxpfl.models.own import OwnModel as OwnModel
     from jaxpfl.models.own import from_flax as from_flax
     from jaxpfl.models.own import from_functions as from_functions
+    from jaxpfl.models.recurrent import CIFGLanguageModel as CIFGLanguageModel
     from jaxpfl.models.recurrent import LSTMLanguageModel as LSTMLanguageModel
     from jaxpfl.models.resnet import MultiLabelResNet as MultiLabelResNet
     from jaxpfl.models.resnet import ResNet as ResNet

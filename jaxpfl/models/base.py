@@ -63,12 +63,11 @@ class Model(Protocol):
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean loss over the real targets of a batch, and the sums that it follows from.
 
+        The mean is a float32 scalar, 0 with zero gradients when no target is real.
+
         Args:
           mask: bool [batch], True for a real example. Any other example contributes exactly zero to
             the loss, the metrics and the gradient, whatever values it has (NaN too).
-
-        Returns:
-          A float32 scalar, 0 with zero gradients when no target is real, and the metrics.
         """
         ...
 
@@ -101,6 +100,11 @@ class TokenModel(LossModel):
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
+
+    def check_length(self, length: int) -> None:
+        """Refuses rows of more tokens than the model has positions."""
+        if length > (most := self.config.positions):
+            raise InputError(f"a row must have at most {most} tokens, found {length}")
 
 
 class NetworkModel(LossModel):
@@ -148,9 +152,8 @@ class Classifier(LossModel):
         name, shape = self.columns[0], tuple(self.input_shape)
         actual = tuple(columns[name].shape[1:])
         if actual != shape:
-            raise InputError(
-                f"the model reads {name!r} of shape {list(shape)}, the data has {list(actual)}"
-            )
+            expected = f"the model reads {name!r} of shape {list(shape)}"
+            raise InputError(f"{expected}, the data has {list(actual)}")
 
     def check_labels(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the labels are none of the classes."""
@@ -197,8 +200,7 @@ def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: in
     column = columns[name]
     has_values = isinstance(column, np.ndarray) or hasattr(column, "located")
     if has_values and len(column) and column.max() >= limit:
-        expected = f"the model has {setting} = {limit}, so {name!r} must hold 0 .. {limit - 1}"
-        raise InputError(f"{expected}, but the data has larger values")
+        raise InputError(f"{setting} = {limit}: {name!r} must be below, found larger values")
 
 
 def split(module: nnx.Module) -> tuple[nnx.GraphDef, Params]:
@@ -308,10 +310,8 @@ def require_model(model: object) -> None:
     """Refuses an object that is no model, such as its class or its name, before it is called."""
     if isinstance(model, type) or not callable(getattr(model, "init", None)):
         actual = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise InputError(
-            "model must be one of jaxpfl.models, with its settings, or made by "
-            f"jaxpfl.models.from_functions or from_flax, found {actual}"
-        )
+        hint = "jaxpfl.models, with its settings, or of jaxpfl.models.from_functions or from_flax"
+        raise InputError(f"model must be one of {hint}, found {actual}")
 
 
 def initialised(model: Model, key: Array) -> Params:
@@ -371,10 +371,9 @@ def require_same_leaves(stored: Mapping[str, Any], like: Mapping[str, Any], wher
     expected = schema(like)
     for name in sorted(stored.keys() | expected.keys()):
         if stored.get(name) != expected.get(name):
-            raise InputError(
-                f"{where}: {f'leaf {name!r}' if name else 'the whole'} is {stored.get(name)}, "
-                f"expected {expected.get(name)}"
-            )
+            leaf = f"leaf {name!r}" if name else "the whole"
+            actual = f"found {stored.get(name)}, expected {expected.get(name)}"
+            raise InputError(f"{where}: {leaf}: {actual}")
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

@@ -184,12 +184,10 @@ class GAN(Checked):
 
     columns = ("image",)
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_fields(self) -> None:
         check_images(self.image_shape)
         if any(size % 4 for size in self.image_shape[:2]):
-            actual = f"{self.image_shape[0]} x {self.image_shape[1]}"
-            raise InputError(f"image_shape: sides must be multiples of 4, found {actual}")
+            raise InputError(f"image_shape: sides must be multiples of 4, found {self.image_shape}")
 
     def scaled(self, features: int) -> int:
         """The number of channels or units at this width, for the paper's number `features`."""
@@ -232,7 +230,7 @@ class GAN(Checked):
         real_B: Array,
         share_B: Array,
     ) -> tuple[Array, Statistics]:
-        """The critic's loss on a batch of generated and one of real images.
+        """The critic's loss on generated and on real images, and both batches' statistics [2, F].
 
         mean D(drawn) - mean D(image) + 10 mean (||grad D(x)|| - 1)^2 + the weight decay, where x =
         drawn + share (image - drawn). Means are over the rows where `real_B` is True.
@@ -240,9 +238,6 @@ class GAN(Checked):
         Args:
           drawn_BxHxWxC, image_BxHxWxC: in [-1, 1].
           share_B: for each example a number drawn uniformly from [0, 1).
-
-        Returns:
-          The loss, and both batches' statistics [2, F], for `with_statistics`.
         """
         both = jnp.stack([drawn_BxHxWxC, image_BxHxWxC])
         (drawn_B, score_B), statistics = self.scores(critic, both, real_B)

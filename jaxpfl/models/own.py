@@ -55,9 +55,7 @@ class OwnModel(LossModel):
         ]
         if wrong or not leaves:
             actual = wrong[0] if wrong else "no array"
-            raise InputError(
-                f"init of model {self.name!r} must return a tree of float32 arrays, found {actual}"
-            )
+            raise self._unfit("init", "return a tree of float32 arrays", actual)
         return params
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
@@ -68,10 +66,7 @@ class OwnModel(LossModel):
         batch = _padded_with_real(batch, mask)
         losses_B = self._values("loss", self._call("loss", self.loss_fn, params, batch), batch)
         if not jnp.issubdtype(losses_B.dtype, jnp.floating):
-            raise InputError(
-                f"the loss of model {self.name!r} must be a float for each example, found "
-                f"{losses_B.dtype}"
-            )
+            raise self._unfit("the loss", "be a float for each example", str(losses_B.dtype))
         count = jnp.sum(mask, dtype=jnp.float32)
         loss_sum = _sum(losses_B, mask)
         sums = {"loss_sum": loss_sum, **self._own_sums(params, batch, mask), "count": count}
@@ -102,16 +97,11 @@ class OwnModel(LossModel):
             return {}
         metrics = self._call("metrics", self.metrics_fn, params, batch)
         if not isinstance(metrics, Mapping):
-            raise InputError(
-                f"metrics of model {self.name!r} must return a dictionary with an array [batch] "
-                f"for each name, found {_described(metrics)}"
-            )
+            expected = "return a dictionary with an array [batch] for each name"
+            raise self._unfit("metrics", expected, _described(metrics))
         for name in metrics:
             if not isinstance(name, str) or not name or name in _RESERVED:
-                raise InputError(
-                    f"metrics of model {self.name!r} must have names other than 'loss' and "
-                    f"'count', found {name!r}"
-                )
+                raise self._unfit("metrics", "have names other than 'loss' and 'count'", repr(name))
         return {
             f"{name}_sum": _sum(self._values(f"metric {name!r}", values, batch), mask)
             for name, values in metrics.items()
@@ -129,16 +119,16 @@ class OwnModel(LossModel):
             self._refuse_missing(what, error.args[0], batch)
         except (TypeError, ValueError, IndexError) as error:
             columns = ", ".join(f"{name} {_described(values)}" for name, values in batch.items())
-            raise InputError(
-                f"{what} of model {self.name!r} cannot be computed of a batch of {columns}: "
-                f"{_first_line(error)}"
-            ) from error
+            reason = f"cannot be computed of a batch of {columns}: {_first_line(error)}"
+            raise InputError(f"{what} of model {self.name!r} {reason}") from error
 
     def _refuse_missing(self, what: str, name: Any, columns: Mapping[str, Any]) -> NoReturn:
-        raise InputError(
-            f"{what} of model {self.name!r} reads the field {name!r}, but a batch has only: "
-            f"{', '.join(sorted(columns)) or 'none'}"
-        ) from None
+        actual = f"but a batch has only: {', '.join(sorted(columns)) or 'none'}"
+        what = f"{what} of model {self.name!r} reads the field {name!r}"
+        raise InputError(f"{what}, {actual}") from None
+
+    def _unfit(self, what: str, expected: str, actual: str) -> InputError:
+        return InputError(f"{what} of model {self.name!r} must {expected}, found {actual}")
 
     def _values(self, what: str, values: Any, batch: Batch) -> Array:
         """`values` as an array, one for each example of the batch."""
@@ -146,10 +136,8 @@ class OwnModel(LossModel):
         shape = getattr(values, "shape", None)
         if shape != (size,):
             mean = " (a mean or sum over the batch?)" if shape == () else ""
-            raise InputError(
-                f"{what} of model {self.name!r} must be an array with one value for each of the "
-                f"{size} examples of a batch, shape ({size},), found {_described(values)}{mean}"
-            )
+            expected = f"be an array with one value for each of the {size} examples of a batch"
+            raise self._unfit(what, f"{expected}, shape ({size},)", _described(values) + mean)
         return values
 
 
@@ -222,9 +210,8 @@ def from_flax(
         raise
     except (TypeError, ValueError, flax_errors.FlaxError) as error:
         shapes = ", ".join(map(_described, examples))
-        raise InputError(
-            f"{name}: cannot be called with inputs of {shapes}: {_first_line(error)}"
-        ) from error
+        problem = f"cannot be called with inputs of {shapes}: {_first_line(error)}"
+        raise InputError(f"{name}: {problem}") from error
 
     def outputs(params: Params, batch: Batch) -> Array:
         return apply(params, *(batch[column] for column in inputs))
@@ -277,10 +264,8 @@ def _made(make: Any) -> nnx.Module:
             actual = f"a function that makes {type(module).__name__}"
         except TypeError as error:
             actual += f", which cannot be called with nnx.Rngs: {_first_line(error)}"
-    raise InputError(
-        "module must be a flax.linen.Module or a function that makes an nnx.Module, "
-        f"lambda rngs: Net(rngs=rngs), found {actual}"
-    )
+    expected = "a flax.linen.Module, or lambda rngs: Net(rngs=rngs) of an nnx.Module"
+    raise InputError(f"module must be {expected}, found {actual}")
 
 
 def _refuse_state(name: str, kinds: Set[str]) -> None:

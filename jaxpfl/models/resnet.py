@@ -167,12 +167,10 @@ class ResNet(Checked, NetworkModel, Classifier):
 
     post = False  # whether norms follow convolutions, and stages from the second halve the image
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_fields(self) -> None:
         check_images(self.image_shape)
         if self.crop > min(self.image_shape[:2]):
-            shape = list(self.image_shape)
-            raise InputError(f"crop must fit into image_shape = {shape}, found {self.crop}")
+            raise InputError(f"crop must fit image_shape = {self.image_shape}, found {self.crop}")
         if self.width % self.groups:
             raise InputError(f"groups must divide width = {self.width}, found {self.groups}")
 
@@ -244,8 +242,8 @@ class MultiLabelResNet(ResNet):
     columns = ("image", "labels")
     post = True
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.image_shape[2] != 3:
             raise InputError(f"image_shape must have 3 channels, found {self.image_shape[2]}")
 

@@ -15,10 +15,10 @@ from jaxpfl.algorithms.federated_metrics import (
     MetricsPlan,
     ReleasedMetrics,
     federated_metrics,
+    plan_of_everyone,
     release,
     with_correct,
 )
-from jaxpfl.algorithms.federated_sums import plan_of_everyone
 from jaxpfl.data import Population, from_clients
 from jaxpfl.privacy import Clip, Ledger
 from tests.algorithms.asking import SAME, asked

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.federated_sums import Rates, federated_sums, plan_of_everyone
+from jaxpfl.algorithms.federated_metrics import Rates, federated_sums, plan_of_everyone
 from jaxpfl.data import Population, from_clients
 from tests.algorithms.asking import asked
 

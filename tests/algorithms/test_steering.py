@@ -20,7 +20,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.text.embed.hidden_states import HiddenStates
+from jaxpfl.text.embed.encoder import HiddenStates
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.base import pad

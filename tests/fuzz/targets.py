@@ -20,8 +20,7 @@ from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models.checkpoints import adapters, folders, pretrained
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed.encoder import SentenceEncoder
-from jaxpfl.text.tokenisers.chat import read_template
-from jaxpfl.text.tokenisers.fast import hugging_face
+from jaxpfl.text.tokenisers.fast import hugging_face, read_template
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from jaxpfl.trained import load
 from tests.fuzz import seeds

@@ -26,7 +26,7 @@ from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.preference.groups import Groups, groups_of
-from jaxpfl.text.preference.log_probabilities import log_probabilities
+from jaxpfl.text.preference.losses import log_probabilities
 from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
 from jaxpfl.text.tokenisers.base import check_fits
 from tests.text.embed.test_base import CLIENTS, Lengths

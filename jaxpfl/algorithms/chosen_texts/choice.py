@@ -40,12 +40,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxpfl.algorithms.chosen_texts.matching import (
-    Evidence,
-    MomentMatching,
-    capped_softmax,
-    weighted_moments,
-)
+from jaxpfl.algorithms.chosen_texts import matching
+from jaxpfl.algorithms.chosen_texts.matching import Evidence, MomentMatching, weighted_moments
 from jaxpfl.algorithms.fred.query import PrivateMoments
 from jaxpfl.algorithms.fred.scores import best_mixture, unbiased
 from jaxpfl.algorithms.gaussian_moments import Moments, clipped
@@ -197,7 +193,7 @@ def _base(mixture_N: np.ndarray) -> np.ndarray:
 def _capped(mixture_N: np.ndarray, cap: float) -> np.ndarray:
     """The mixture; what a small corpus has above the cap goes to the others."""
     positive_N = np.maximum(mixture_N, 1e-12 / len(mixture_N))
-    return capped_softmax(np.log(positive_N), cap)
+    return matching.capped_softmax(np.log(positive_N), cap)
 
 
 def _halves(

@@ -93,16 +93,14 @@ class FredPlan(Checked):
             return
         names, declared = ("count", "mean", "covariance"), self.population is not None
         if declared and not math.isinf(self.multipliers[0]):
-            what = "the count's noise multiplier must be infinite where population is declared"
-            actual = f"{self.multipliers[0]:g} with population = {self.population}"
-            raise InputError(f"{what} public, found {actual}")
+            actual = f"{self.multipliers[0]:g} with the declared population = {self.population}"
+            raise InputError(f"the count's noise multiplier must be infinite, found {actual}")
         for name, multiplier in zip(names, self.multipliers, strict=True):
             if name != "count" or not declared:
                 checks.positive(f"the noise multiplier of the {name}", multiplier)
         checks.open_fraction("delta", self.delta)
         if self.population is not None and self.delta >= 1 / self.population:
-            most = f"1 / population = {1 / self.population:g}"
-            raise InputError(f"delta must be below {most}, found {self.delta:g}")
+            raise InputError(f"delta must be below 1 / population, found {self.delta:g}")
 
     @classmethod
     def calibrated(

@@ -91,13 +91,10 @@ class PrivateMoments(NamedTuple):
         for name, number in axes.items():
             array = arrays.get(name)
             if array is None or array.ndim != number or array.dtype.kind != "f":
-                what = f"an array {name!r} of floats, {number} axes"
-                raise InputError(f"released moments need {what}")
-        if len(arrays["noise"]) != len(MomentNoise._fields):
-            numbers, actual = len(MomentNoise._fields), len(arrays["noise"])
-            raise InputError(
-                f"released moments need {numbers} numbers of their noise, found {actual}"
-            )
+                raise InputError(f"moments need an array {name!r} of floats, {number} axes")
+        numbers, actual = len(MomentNoise._fields), len(arrays["noise"])
+        if actual != numbers:
+            raise InputError(f"moments need {numbers} numbers of their noise, found {actual}")
         moments = Moments(float(arrays["count"]), arrays["mean"], arrays["covariance"])
         return cls(moments, MomentNoise(*(float(x) for x in arrays["noise"])), plan)
 
@@ -154,8 +151,7 @@ def fred(plan: FredPlan, *, units: int, dimension: int | Mapping[str, int]) -> A
         raise InputError(f"{what} delta of {plan.delta:g} is not: choose a smaller delta")
     dimensions = {"embedding": dimension} if isinstance(dimension, int) else dict(dimension)
     if len(dimensions) != len(plan.shares):
-        expected = f"the plan has shares of {len(plan.shares)} embeddings"
-        raise InputError(f"{expected}, found {len(dimensions)} columns")
+        raise InputError(f"the plan has {len(plan.shares)} shares, found {len(dimensions)} columns")
     plans = dict(zip(plan.moments, plan.plans(units), strict=True))
     columns = tuple(dimensions)
     of = {moment: _query(plan, moment, one, columns) for moment, one in plans.items()}
@@ -305,8 +301,7 @@ def public_moments(
     Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same.
     """
     if not corpus.num_examples:
-        what = f"corpus {corpus.name!r} has no examples"
-        raise InputError(f"{what}, expected at least one to compute moments from")
+        raise InputError(f"corpus {corpus.name!r} has no examples, expected at least one")
     running = RunningMoments(embedder.dimension, clip_norm)
     for _, vectors_NxD in embedded(corpus, embedder, progress=progress, public=True):
         running.add(vectors_NxD)

@@ -91,9 +91,8 @@ def score(
     reference = Reference(private.moments)
     for name, candidate in candidates.items():
         if candidate.dimension != reference.dimension:
-            what = f"candidate {name!r} has embeddings of dimension {candidate.dimension}, expected"
-            hint = "as the clients have: embed both with the same model"
-            raise InputError(f"{what} {reference.dimension} {hint}")
+            expected = f"expected {reference.dimension}: embed both with the same model"
+            raise InputError(f"candidate {name!r} has dimension {candidate.dimension}, {expected}")
     distance_K = reference.distances(list(candidates.values()))
     order_K = np.argsort(distance_K, kind="stable")
     names = [list(candidates)[index] for index in order_K]
@@ -110,18 +109,9 @@ def score(
     low_K, high_K = low_K - _WIDTH * spread_K, high_K + _WIDTH * spread_K
     gap_K = np.diff(corrected_MxK, axis=1).min(axis=0)
     gap_K -= _WIDTH * np.diff(error_SxK, axis=1).std(axis=0, ddof=1)
-    return [
-        Score(name, *map(float, numbers), tied=bool(tied))
-        for name, *numbers, tied in zip(
-            names,
-            distance_K,
-            np.maximum(corrected_MxK[0], 0.0),
-            np.maximum(low_K, 0.0),
-            np.maximum(high_K, 0.0),
-            [*(gap_K <= 0), False],
-            strict=True,
-        )
-    ]
+    estimates = (np.maximum(values_K, 0.0) for values_K in (corrected_MxK[0], low_K, high_K))
+    rows = zip(names, distance_K, *estimates, [*(gap_K <= 0), False], strict=True)
+    return [Score(name, *map(float, numbers), tied=bool(tied)) for name, *numbers, tied in rows]
 
 
 def unbiased(
@@ -130,11 +120,9 @@ def unbiased(
     """Distances without the noise's bias, and the errors of simulated ones.
 
     An estimate may be below 0. Where noise hides much of the covariance it is too small, because
-    the hidden part is taken from the candidates; differences of candidates are less wrong.
-
-    Returns:
-      The distances by each model, float64 [models, candidates], the most plausible model first, and
-      this one's errors [simulations, candidates]. Without noise both have one row.
+    the hidden part is taken from the candidates; differences of candidates are less wrong. Returned
+    are the distances by each model, float64 [models, candidates], the most plausible model first,
+    and this one's errors [simulations, candidates]. Without noise both have one row.
     """
     distance_K = Reference(private.moments).distances(candidates)
     if private.noise.diagonal == 0:
@@ -178,9 +166,8 @@ def estimate(private: PrivateMoments, prior: Moments) -> Moments:
 def visible(private: PrivateMoments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The part of the released covariance that stands out of the noise, see the head of this file.
 
-    Returns:
-      Its eigenvalues without the noise's part [r], all where there is no noise; their directions
-      [d, r]; and the other directions [d, d - r].
+    Its eigenvalues without the noise's part [r], all where there is no noise; their directions
+    [d, r]; and the other directions [d, d - r].
     """
     eigenvalue_D, vector_DxD = np.linalg.eigh(private.moments.covariance_DxD)
     edge = 2 * private.noise.off_diagonal * math.sqrt(private.moments.dimension)
@@ -257,8 +244,7 @@ def best_mixture(private: PrivateMoments, candidates: Mapping[str, Moments]) -> 
     dimensions = sorted({part.dimension for part in parts})
     if dimensions != [private.moments.dimension]:
         expected = f"dimension {private.moments.dimension} as the clients have"
-        actual = dimensions or "no candidate"
-        raise InputError(f"candidates must have embeddings of {expected}, found {actual}")
+        raise InputError(f"candidates must have {expected}, found {dimensions or 'no candidate'}")
     at, even_K = distance_of_mixture(private, parts), np.full(len(parts), 1 / len(parts))
     search: Any = minimize(
         at,

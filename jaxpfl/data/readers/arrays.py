@@ -36,14 +36,11 @@ def read_arrays(
     columns: Mapping[str, str] = IMAGE_COLUMNS,
     name: str | None = None,
 ) -> Population:
-    """Reads an .npz file.
+    """Reads an .npz file: clients in order of first appearance, their examples in the file's.
 
     Args:
       client: name of the array of client ids, [examples]; "*" makes each row a client.
       columns: name of a column -> name of its array, [examples, ...].
-
-    Returns:
-      Clients in order of first appearance; a client's examples in the file's order.
     """
     alone = client == "*"
     # The first array says how many rows all of them have.

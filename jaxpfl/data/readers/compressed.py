@@ -134,8 +134,7 @@ def lines(
                 raise InputError(f"{where}, {called} {number}: {what}")
             yield line.removeprefix("\ufeff") if number == 1 else line
         return
-    where = f"{where}, {called} {number + 1}"
-    raise InputError(f"{where}, or one of those after it, is not valid {encoding}")
+    raise InputError(f"{where}, {called} {number + 1} or a later one is not valid {encoding}")
 
 
 class _Forward:

@@ -24,8 +24,8 @@ from jaxpfl import checks
 from jaxpfl.data.clients import hashes, warn_of_alike
 from jaxpfl.data.columns import arrow, from_arrow, text_array
 from jaxpfl.data.population import Population, from_rows
+from jaxpfl.data.readers.cells import INEXACT
 from jaxpfl.data.readers.fields import Fields, Rows, row_error
-from jaxpfl.data.readers.plain_columns import INEXACT
 from jaxpfl.data.readers.plain_text import PIECES, pieces
 from jaxpfl.data.stream import CLIENT, IS_EXAMPLE, Batch, Stream, grouped
 from jaxpfl.errors import InputError
@@ -75,8 +75,7 @@ class Layout:
             if not self.texts:
                 raise InputError("split divides texts: name the field of the text, too")
         if len(set(self.classes)) < len(self.classes) or "" in self.classes:
-            listed = ", ".join(map(repr, self.classes))
-            raise InputError(f"classes must be different words, found {listed}")
+            raise InputError(f"classes must be different words, found {[*self.classes]}")
         if not self.field or self.rule not in _RULES:
             expected = "client must be FIELD, FIELD|domain, FIELD|value or *"
             raise InputError(f"{expected}, found {self.client!r}")

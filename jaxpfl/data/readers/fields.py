@@ -13,7 +13,7 @@ Every reader of tables hands its columns to `Fields.rows`, the only place that c
                the first row's kind in all, but whole numbers become numbers where others follow
 
 Numbers are finite, in float32 too. A name such as "meta.text" is a field, or else the part "text"
-of the field "meta". `plain_columns` says which types of values there are.
+of the field "meta". `cells` says which types of values there are.
 
 Errors name the source, the row and the field, what was expected and which kind of value was found,
 and never a value.
@@ -31,20 +31,7 @@ import pyarrow.compute as pc
 from jaxpfl.data.clients import as_texts, fault_of
 from jaxpfl.data.columns import changed_by_float32, from_arrow, not_finite, text_array
 from jaxpfl.data.readers import cells
-from jaxpfl.data.readers.plain_columns import (
-    A_LIST,
-    ABSENT,
-    INEXACT,
-    FaultError,
-    array_of,
-    is_list,
-    kind_of,
-    name_of_type,
-    plain,
-    value_of,
-    whole,
-    wider,
-)
+from jaxpfl.data.readers.cells import A_LIST, ABSENT, INEXACT, FaultError, kind_of, name_of_type
 from jaxpfl.errors import InputError, named
 
 _KINDS = {
@@ -154,8 +141,7 @@ class Fields:
     def require_unstated(self, source: str, names: Iterable[str]) -> None:
         """Refuses a file that has a field which its folders state of all of its rows."""
         if self.given and (both := [name for name in names if name in self.given]):
-            what = "is a column and in the folder's name, too"
-            raise InputError(f"{source}: field {both[0]!r} {what}")
+            raise InputError(f"{source}: field {both[0]!r} is a column and in the folder's name")
 
     def require_schema(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
@@ -164,7 +150,7 @@ class Fields:
         for name, column in self.columns(source, empty).items():
             if self._uses[name] == ["value"] and cells.are_arrays(column.type):
                 continue
-            if self._plain(name, whole(column)) is None:
+            if self._plain(name, cells.whole(column)) is None:
                 raise row_error(source, 1, name, self._expected(name), name_of_type(column.type))
 
     def columns(self, source: str, table: pa.RecordBatch | pa.Table) -> dict[str, Any]:
@@ -185,7 +171,7 @@ class Fields:
         """The fields' values in a row, `ABSENT` where it has none."""
         values = [row.get(name, ABSENT) for name in self.names]
         if ABSENT in values:
-            values = [value_of(row, name) for name in self.names]
+            values = [cells.value_of(row, name) for name in self.names]
         if self.absent:
             self.absent -= {n for n, x in zip(self.names, values, strict=True) if x is not ABSENT}
         return values
@@ -200,7 +186,7 @@ class Fields:
           typed: False where the values are strings that may stand for numbers or booleans.
         """
         stated = {name: [value] * len(numbers) for name, value in self.given.items()}
-        columns, table = {}, {**stated, **{name: whole(table[name]) for name in self.names}}
+        columns, table = {}, {**stated, **{name: cells.whole(table[name]) for name in self.names}}
         if self.parts:
             joined = self._joined(source, numbers, table)
             rest = (name for name in self._wanted if self._uses[name] != ["text"])
@@ -266,7 +252,7 @@ class Fields:
         """The indices of the rows that have a value in each column."""
         complete = np.ones(rows, bool)
         for name, values in table.items():
-            if not isinstance(values, list) and not is_list(values.type):
+            if not isinstance(values, list) and not cells.is_list(values.type):
                 complete &= ~np.asarray(values.is_null(nan_is_null=True))
                 continue
             unread: tuple[str, ...] = ()
@@ -302,28 +288,15 @@ class Fields:
         if uses == {"client"}:
             # Ids of both kinds may be mixed.
             values = [str(value) if type(value) is int else value for value in values]
-        array = array_of(values)
+        array = cells.array_of(values)
         if array is None:
             inexact = set(map(type, values)) <= {int, float}
             expected = INEXACT if inexact else self._expected(name)
             raise FaultError(expected, type(values[-1]).__name__)
-        return whole(array)
+        return cells.whole(array)
 
     def _plain(self, name: str, column: pa.Array) -> pa.Array | None:
-        return plain(as_texts(column) if self._uses[name] == ["client"] else column)
-
-    def _arrays(self, name: str, column: pa.Array) -> pa.Array | None:
-        """Images and arrays, in the first block's type; None of another column."""
-        if not cells.are_arrays(column.type):
-            return None
-        try:
-            with named(f"field {name!r}"):
-                values = cells.arrays(column)
-        except cells.UnfitError as error:
-            raise FaultError(*error.args) from None
-        if self._types.get(name, values.type) != values.type:
-            raise FaultError("an image or array of the first row's form", "another")
-        return values
+        return cells.plain(as_texts(column) if self._uses[name] == ["client"] else column)
 
     def _column(self, name: str, values: Any, typed: bool) -> pa.Array:
         """The values in a type of `Rows`, the widest of all blocks so far."""
@@ -332,8 +305,13 @@ class Fields:
         if column.null_count:
             raise FaultError(expected, "no value")
         type_name = name_of_type(column.type)
-        plain = self._arrays(name, column) if uses == {"value"} else None
-        plain = self._plain(name, column) if plain is None else plain
+        if uses == {"value"} and cells.are_arrays(column.type):
+            with named(f"field {name!r}"):
+                plain = cells.arrays(column)
+            if self._types.get(name, plain.type) != plain.type:
+                raise FaultError("an image or array of the first row's form", "another")
+        else:
+            plain = self._plain(name, column)
         if plain is None or any(kind_of(plain.type) not in _KINDS[use] for use in uses):
             raise FaultError(expected, type_name)
         kind = kind_of(plain.type)
@@ -358,7 +336,7 @@ class Fields:
                 raise FaultError(expected, "another word")
         if "number" in uses and changed_by_float32(numbers):
             raise FaultError(expected, "a whole number beyond 2^24 that float32 cannot hold")
-        both = wider(self._types.get(name, plain.type), plain.type)
+        both = cells.wider(self._types.get(name, plain.type), plain.type)
         if both is None:
             raise FaultError(expected, type_name)
         with contextlib.suppress(pa.ArrowInvalid):  # whose message quotes the value

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 
 from jaxpfl.data.population import Population
+from jaxpfl.data.readers.cells import ABSENT
 from jaxpfl.data.readers.examples import Layout, population_of
 from jaxpfl.data.readers.fields import Fields, Rows
-from jaxpfl.data.readers.plain_columns import ABSENT
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.lazy import require
 
@@ -39,7 +39,7 @@ def from_dataframe(
     split: str | None = None,
     name: str = "DataFrame",
 ) -> Population:
-    """The population of a table in memory.
+    """The population of a table in memory, with clients in order of first appearance.
 
     Args:
       frame: a DataFrame of pandas or polars, a data set of the library `datasets`, a pyarrow
@@ -48,9 +48,6 @@ def from_dataframe(
       client, text, label, classes, features, columns, split: which columns are what, see `Layout`.
         A whole number names the column whose name has its digits.
       name: the population's, in messages and reports: public.
-
-    Returns:
-      Clients in order of first appearance.
 
     Raises:
       InputError: a column is missing, or a row has no value or one of another kind.

@@ -103,8 +103,7 @@ def _read_excel(path: Path, fields: Fields, _: str | None) -> Iterator[Rows]:
         given = {"header": None, "keep_default_na": False, "na_values": [""]}
         frame = pandas.read_excel(path, dtype=object, **given)
     except ImportError:
-        what = "needs pandas and openpyxl: pip install pandas openpyxl, or save it as CSV"
-        raise InputError(f"{path}: {what}") from None
+        raise InputError(f"{path}: pip install pandas openpyxl, or save it as CSV") from None
     # pandas passes on whatever its parser raises, which may quote a value.
     except Exception:
         raise CorruptFile(f"{path}: damaged, locked by a password or no Excel file") from None
@@ -189,11 +188,8 @@ def _require_no_log(folders: Iterable[Path]) -> None:
     for folder in sorted(folders):
         for kind, log in _LOGS.items():
             if any(folder.glob(log)):
-                hint = "read it with its own library, and give the frame to "
-                raise InputError(
-                    f"{folder}: a table of {kind}, whose old files lie there, too: {hint}"
-                    "jaxpfl.data.from_dataframe"
-                )
+                hint = "read it with its own library, and give the frame to from_dataframe"
+                raise InputError(f"{folder}: a table of {kind}, with its old files: {hint}")
 
 
 def _once(path: Path, files: list[Path]) -> list[Path]:

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from jaxpfl.data.readers import compressed
+from jaxpfl.data.readers.cells import ABSENT
 from jaxpfl.data.readers.compressed import errors_of, lines, open_binary
 from jaxpfl.data.readers.fields import Fields, Rows
-from jaxpfl.data.readers.plain_columns import ABSENT
 from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK_CHARACTERS = 2**22

@@ -19,8 +19,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.tokenisers.chat import ChatTemplate, read_template
-from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
+from jaxpfl.text.tokenisers.fast import ChatTemplate, FastTokeniser, hugging_face, read_template
 
 # Published embedding tables are padded to a multiple of 128 or a little further, by less than 2 %.
 # A tokeniser that leaves more of the model's ids unused is another model's.

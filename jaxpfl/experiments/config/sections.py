@@ -11,10 +11,8 @@ from jaxpfl.checked import Checked, NonNegative, NonNegativeInt, OpenFraction, P
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.published import MultiLabelConfig
 from jaxpfl.models.base import OOV
-from jaxpfl.models.cifg_lstm import CIFGLanguageModel
-from jaxpfl.models.cnn import CNN
-from jaxpfl.models.mlp import MLP
-from jaxpfl.models.recurrent import LSTMLanguageModel
+from jaxpfl.models.classifiers import CNN, MLP
+from jaxpfl.models.recurrent import CIFGLanguageModel, LSTMLanguageModel
 from jaxpfl.models.resnet import ResNet
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.gaussian import NoiseKind, Trust

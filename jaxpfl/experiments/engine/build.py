@@ -26,8 +26,7 @@ from jaxpfl.federated.clients.personal import APFL, Ditto
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution
 from jaxpfl.models.base import Model
-from jaxpfl.models.cifg_lstm import CIFGLanguageModel
-from jaxpfl.models.recurrent import LSTMLanguageModel
+from jaxpfl.models.recurrent import CIFGLanguageModel, LSTMLanguageModel
 from jaxpfl.models.resnet import MultiLabelResNet
 from jaxpfl.privacy import participation
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.federated_sums import COLUMN, Rates, federated_sums, plan_of_everyone
+from jaxpfl.algorithms.federated_metrics import COLUMN, Rates, federated_sums, plan_of_everyone
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config.sections import DataConfig

@@ -168,11 +168,9 @@ def _separate(path: Path, shared: dict[str, Any]) -> dict[str, dict[str, np.ndar
         parts = np.split(adapter["b"], len(shared), axis=-2)
         b = parts.pop(number)
         if any(part.any() for part in parts):
-            raise InputError(
-                f"{path}: lora_B of {FUSED} must be block-diagonal, with a block for each of "
-                "queries, keys and values, found other values: adapters of ours that were trained "
-                "further as one matrix are not three of the same rank"
-            )
+            # Adapters of ours that were trained further as one matrix are not three of one rank.
+            expected = "block-diagonal, with a block for each of queries, keys and values"
+            raise InputError(f"{path}: lora_B of {FUSED} must be {expected}, found other values")
         separate[name] = {"a": a, "b": b}
     used = {name: pair for name, pair in separate.items() if pair["a"].any() or pair["b"].any()}
     return used or separate

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import files, models
+from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, Params, named_leaves
 from jaxpfl.models.checkpoints import adapters, hub, model_files, pretrained
@@ -113,12 +114,9 @@ def _save_own(folder: str | Path, model: Model, params: Params) -> None:
 def _own(path: Path, settings: dict[str, Any], own: Model | None) -> tuple[Any, Params]:
     """The model that a config.json of ours describes, and its parameters."""
     if settings.pop("library", None) != _LIBRARY:
-        what = "models of other libraries are read by checkpoints.pretrained"
-        raise InputError(f"{path}: library must be {_LIBRARY!r}: {what}")
-    architecture = settings.pop("architecture", None)
-    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-        names = ", ".join(map(repr, _ARCHITECTURES))
-        raise InputError(f"{path}: architecture must be one of {names}, found {architecture!r}")
+        raise InputError(f"{path}: library must be {_LIBRARY!r}, found another")
+    stated = settings.pop("architecture", None)
+    architecture = one_of(f"{path}: architecture", stated, tuple(_ARCHITECTURES))
     fixed = {key: _fixed(value) for key, value in settings.items()}
     if (own is None) == (architecture == _OWN):
         hint = "functions of one's own, which are in no file: jaxpfl.load(FOLDER, own=MODEL)"

@@ -179,9 +179,7 @@ def convert(path: str | Path, folder: str | Path, *, dtype: str = "float32") -> 
 
 def _config(head: _Head) -> DecoderConfig:
     path, name = head.path, head.get("general.architecture", str)
-    if name not in ARCHITECTURES:
-        expected = " or ".join(ARCHITECTURES)
-        raise InputError(f"{path}: general.architecture must be {expected}, found {name!r}")
+    one_of(f"{path}: general.architecture", name, ARCHITECTURES)
     if "rope_freqs.weight" in head.tensors:
         raise InputError(f"{path}: has scaled rotary positions, which no GGUF file states exactly")
 
@@ -253,21 +251,16 @@ def _tensors(library: Any, head: _Head, config: DecoderConfig) -> dict[str, Any]
             raise CorruptFile(f"{head.path}: damaged or cut off: {what} ends behind the file")
         tensors[theirs] = name, shape, kind, head.content[begin:end]
     if others:
-        what = f"tensor {min(others)!r} is not part of the network that is described"
-        raise InputError(f"{head.path}: {what}")
+        raise InputError(f"{head.path}: tensor {min(others)!r} is not part of the network")
     return tensors
 
 
 def _tokenizer(head: _Head) -> dict[str, str]:
     path = head.path
-    kind = head.get("tokenizer.ggml.model", str)
-    if kind != "gpt2":
-        expected = "tokenizer.ggml.model must be 'gpt2', a byte-level BPE"
-        raise InputError(f"{path}: {expected}, found {kind!r}")
+    # A byte-level BPE.
+    one_of(f"{path}: tokenizer.ggml.model", head.get("tokenizer.ggml.model", str), ("gpt2",))
     split = head.get("tokenizer.ggml.pre", str, "default")
-    if split not in _SPLITS:
-        expected = ", ".join(_SPLITS)
-        raise InputError(f"{path}: tokenizer.ggml.pre must be one of {expected}, found {split!r}")
+    one_of(f"{path}: tokenizer.ggml.pre", split, tuple(_SPLITS))
     tokens = head.list_of("tokenizer.ggml.tokens", str)
     kinds = head.list_of("tokenizer.ggml.token_type", int)
     merges = [tuple(merge.split(" ", 1)) for merge in head.list_of("tokenizer.ggml.merges", str)]

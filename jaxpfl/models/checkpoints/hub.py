@@ -150,8 +150,7 @@ def _smollm2() -> Path:
 def _require_sha256(file: Path, model: str, expected: str) -> None:
     sha256 = files.sha256_file(expect_file(file))
     if sha256 != expected:
-        expected = f"its SHA-256 must be {expected}"
-        raise CorruptFile(f"{file} is not {model}'s: {expected}, found {sha256}")
+        raise CorruptFile(f"{file} is not {model}'s: SHA-256 must be {expected}, found {sha256}")
 
 
 def _address(name: str) -> tuple[str, str | None]:

@@ -19,17 +19,9 @@ from jaxpfl import files
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError, named
 from jaxpfl.models.base import Params, named_leaves
-from jaxpfl.models.checkpoints import model_files
+from jaxpfl.models.checkpoints import hugging_face_names, model_files
 from jaxpfl.models.checkpoints.hub import resolve as resolve
-from jaxpfl.models.checkpoints.hugging_face_names import (
-    IGNORED,
-    Block,
-    Naming,
-    blocks,
-    require_sizes,
-    stored,
-    stored_shape,
-)
+from jaxpfl.models.checkpoints.hugging_face_names import Block, Naming
 from jaxpfl.models.checkpoints.model_files import Tensors, open_tensors, write_folder
 from jaxpfl.models.checkpoints.model_files import weight_files as weight_files
 from jaxpfl.models.decoder import config as decoder_config
@@ -95,7 +87,7 @@ def read_config(path: str | Path) -> Encoder | Decoder:
             if not isinstance(causal, bool):
                 raise InputError(f"is_decoder must be true or false, found {causal!r}")
             model = Encoder(EncoderConfig.from_dict(values), causal=causal)
-        require_sizes(model)
+        hugging_face_names.require_sizes(model)
         return model
 
 
@@ -112,7 +104,7 @@ def save(folder: str | Path, model: Encoder | Decoder, params: Params) -> None:
     if isinstance(model, Decoder) and model.int8:
         raise InputError("int8 weights cannot be saved: save the model that was quantised")
     leaves = model_files.check_parameters(model, params, tuple(model_files.DTYPES))
-    tensors = stored(model)
+    tensors = hugging_face_names.stored(model)
     shapes = {
         name: jax.ShapeDtypeStruct(shape, leaves[first.leaf].dtype)
         for name, (shape, (first, *_)) in tensors.items()
@@ -145,17 +137,16 @@ def _parameters(
     shapes = named_leaves(expected)
     sources: dict[str, list[tuple[str, Block]]] = {leaf: [] for leaf in shapes}
     unused = dict(by_short)
-    for block in blocks(model):
+    for block in hugging_face_names.blocks(model):
         name = by_short.get(block.tensor, block.tensor)
-        tensors.require(name, stored_shape(block, shapes[block.leaf].shape))
+        tensors.require(name, hugging_face_names.stored_shape(block, shapes[block.leaf].shape))
         sources[block.leaf].append((name, block))
         unused.pop(block.tensor, None)
     for short, name in sorted(unused.items()):
         if short in names.tied:
             _require_copy(tensors, name, by_short.get(names.tied[short]))
-        elif not IGNORED.match(short):
-            what = f"tensor {name!r} is not part of the described model"
-            raise InputError(f"{tensors.file(name)}: {what}")
+        elif not hugging_face_names.IGNORED.match(short):
+            raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of the model")
     shardings = {} if mesh is None else named_leaves(model.shardings(mesh, expected))
     params: list[jax.Array] = []
     for leaf, expected_leaf in shapes.items():
@@ -188,8 +179,7 @@ def _by_short(tensors: Tensors, model: Encoder | Decoder) -> dict[str, str]:
     for name in tensors:
         other = by_short.setdefault(names.short(name), name)
         if other != name:
-            what = f"tensors {other!r} and {name!r} are the same parameter"
-            raise InputError(f"{tensors.file(name)}: {what}")
+            raise InputError(f"{tensors.file(name)}: {other!r} and {name!r} are the same parameter")
     return by_short
 
 

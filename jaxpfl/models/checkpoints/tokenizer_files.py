@@ -56,11 +56,8 @@ def with_tokenizer(folder: Path) -> Path:
     """The folder if it has a tokenizer.json; else one in the user's cache, made of its other files.
 
     transformers, an optional library, makes tokenizer.json and tokenizer_config.json once. It sees
-    copies of the files and of the settings that name neither code nor other files.
-
-    Raises:
-      InputError: it cannot make them.
-      CorruptFile: a file is broken.
+    copies of the files and of the settings that name neither code nor other files. `InputError` if
+    it cannot make them, `CorruptFile` if a file is broken.
     """
     sources = [folder / name for name in _SOURCES.split() if (folder / name).is_file()]
     if (folder / TOKENIZER).is_file() or not sources:
@@ -98,8 +95,7 @@ def with_tokenizer(folder: Path) -> Path:
                 if not made.is_dir():
                     raise
     except OSError as error:
-        what = f"{folder} has no {TOKENIZER}, and the cache {cache} cannot hold one"
-        raise InputError(f"{what}: {error}") from error
+        raise InputError(f"{folder}: cache {cache} cannot hold a {TOKENIZER}: {error}") from error
     return made
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveFloat32, PositiveInt
 from jaxpfl.checks import one_of, positive_float32
 from jaxpfl.errors import InputError
 
@@ -95,14 +95,12 @@ class RopeScaling(Checked):
     and in between the frequencies are interpolated.
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
+    factor: PositiveFloat32
+    low_freq_factor: PositiveFloat32
+    high_freq_factor: PositiveFloat32
     original_max_position_embeddings: PositiveInt
 
-    def __post_init__(self):
-        super().__post_init__()
-        as_float32(self, "factor", "low_freq_factor", "high_freq_factor")
+    def check_fields(self) -> None:
         if not self.low_freq_factor < self.high_freq_factor:
             expected = f"low_freq_factor must be below high_freq_factor = {self.high_freq_factor}"
             raise InputError(f"{expected}, found {self.low_freq_factor}")
@@ -113,12 +111,10 @@ class LoRA(Checked):
     """The rank of adapters and the linear maps that have them, by default POPri's (Hou 2025)."""
 
     rank: PositiveInt = 4
-    alpha: float = 8.0
+    alpha: PositiveFloat32 = 8.0
     targets: tuple[str, ...] = PROJECTIONS
 
-    def __post_init__(self):
-        super().__post_init__()
-        positive_float32("alpha", self.alpha)
+    def check_fields(self) -> None:
         if not self.targets or len(set(self.targets)) != len(self.targets):
             expected = "targets must be different names, at least one"
             raise InputError(f"{expected}, found {self.targets!r}")
@@ -170,19 +166,18 @@ class DecoderConfig(Checked):
     head_size: NonNegativeInt = 0
     inner_size: NonNegativeInt = 0
     positions: PositiveInt = 1_024
-    norm_epsilon: float = 1e-5
+    norm_epsilon: PositiveFloat32 = 1e-5
     activation: str = ""
     tied: bool | None = None
-    rope_theta: float = 10_000.0
+    rope_theta: PositiveFloat32 = 10_000.0
     rope_scaling: RopeScaling | float | None = None
     window: PositiveInt | None = None
     window_period: PositiveInt = 6
-    local_rope_theta: float = 10_000.0
+    local_rope_theta: PositiveFloat32 = 10_000.0
     query_scalar: NonNegativeInt = 0
-    initializer_range: float = 0.02
+    initializer_range: PositiveFloat32 = 0.02
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_fields(self) -> None:
         gpt2, gemma = self.model_type == "gpt2", self.model_type == "gemma3_text"
         if gpt2 or not self.head_size:
             check_multiple("hidden_size", self.hidden_size, "heads", self.heads)
@@ -196,9 +191,9 @@ class DecoderConfig(Checked):
         fill_in(self, query_scalar=self.head_size)
         if self.tied is None:
             object.__setattr__(self, "tied", gpt2 or gemma)
-        as_float32(self, "norm_epsilon", "rope_theta", "local_rope_theta", "initializer_range")
         if not isinstance(self.rope_scaling, RopeScaling | None):
-            as_float32(self, "rope_scaling")
+            scaling = positive_float32("rope_scaling", self.rope_scaling)
+            object.__setattr__(self, "rope_scaling", scaling)
         one_of("activation", self.activation, get_args(Activation))
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
@@ -300,18 +295,11 @@ def fill_in(config: Any, **defaults: Any) -> None:
             object.__setattr__(config, field, default)
 
 
-def as_float32(config: Any, *fields: str) -> None:
-    """Makes floats of fields that JSON may have as whole numbers; refuses those beyond float32."""
-    for field in fields:
-        object.__setattr__(config, field, positive_float32(field, getattr(config, field)))
-
-
 def check_fixed(config: Any, **only: Any) -> None:
     """Refuses a config whose fields have other values than those given."""
     for field, value in only.items():
-        if getattr(config, field) != value:
-            expected, actual = f"{value} in {config.model_type}", getattr(config, field)
-            raise InputError(f"{field} must be {expected}, found {actual}")
+        if (actual := getattr(config, field)) != value:
+            raise InputError(f"{field} must be {value} in {config.model_type}, found {actual}")
 
 
 def check_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
@@ -328,8 +316,7 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     # In this order, as in transformers 5.
     stated = values.get("rope_scaling") or values.get("rope_parameters") or {}
     for place in (values, stated):
-        if place.get("partial_rotary_factor") not in (None, 1):
-            part = place["partial_rotary_factor"]
+        if (part := place.get("partial_rotary_factor")) not in (None, 1):
             raise InputError(f"partial_rotary_factor must be 1, found {part!r}")
     places = (stated, values.get("rope_parameters") or {}, values)
     thetas = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
@@ -372,7 +359,5 @@ def _period(values: dict[str, Any]) -> dict[str, int]:
         period = [*kinds, names[0]].index(names[0]) + 1
         if kinds == [names[i % period != 0] for i in range(1, len(kinds) + 1)]:
             return {"window_period": period}
-    raise InputError(
-        f"layer_types must have, for every layer, {names[1]!r}, or {names[0]!r} where the layer's "
-        f"number is a multiple of the first such one's, found {kinds!r}"
-    )
+    expected = f"{names[1]!r} for every layer, but {names[0]!r} for each multiple of the first such"
+    raise InputError(f"layer_types must be {expected}, found {kinds!r}")

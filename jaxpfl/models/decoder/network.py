@@ -161,10 +161,8 @@ class Decoder(Checked, TokenModel):
         """Random parameters of `dtype`, float32 or bfloat16.
 
         Matrices are normal with deviation `initializer_range`, divided by sqrt(2 layers) where
-        they write to the residual stream; scales are one and biases zero.
-
-        Raises:
-          InputError: the model has adapters or int8 weights.
+        they write to the residual stream; scales are one and biases zero. Refused are a model with
+        adapters and one with int8 weights.
         """
         if self.lora is not None or self.int8:
             what = "a model with adapters or int8 weights has no random parameters"
@@ -315,9 +313,8 @@ class Decoder(Checked, TokenModel):
     ) -> tuple[Array, list[tuple[Array, Array | None]]]:
         """Embedded tokens [B, L, H]; by kind, visible tokens [B, L, L] and angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
-        if positions_BxL is None and length > self.config.positions:
-            most = self.config.positions
-            raise InputError(f"a sequence must have at most {most} tokens, found {length}")
+        if positions_BxL is None:
+            self.check_length(length)
         real_BxL = tokens_BxL != PAD
         seen_BxLxL = jnp.tril(jnp.ones((length, length), jnp.bool))[None] & real_BxL[:, None]
         if branch_BxL is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from jaxpfl.checked import Checked, NonNegativeInt, PositiveInt
+from jaxpfl.checked import Checked, NonNegativeInt, PositiveFloat32, PositiveInt
 from jaxpfl.checks import non_negative_int, one_of, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder import config
@@ -76,17 +76,15 @@ class EncoderConfig(Checked):
     activation: config.Activation = "gelu"
     positions: PositiveInt = 512
     segments: PositiveInt = 2
-    norm_epsilon: float = 1e-12
-    initializer_range: float = 0.02
+    norm_epsilon: PositiveFloat32 = 1e-12
+    initializer_range: PositiveFloat32 = 0.02
     embedding_size: NonNegativeInt = 0
     groups: NonNegativeInt = 0
     pad: NonNegativeInt = 0
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_fields(self) -> None:
         size = self.hidden_size
         config.fill_in(self, inner_size=4 * size, embedding_size=size, groups=self.layers)
-        config.as_float32(self, "norm_epsilon", "initializer_range")
         config.check_multiple("hidden_size", size, "heads", self.heads)
         if self.groups > self.layers:
             raise InputError(f"groups must not exceed layers = {self.layers}, found {self.groups}")

@@ -28,8 +28,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params, TokenModel
 from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm
 from jaxpfl.models.encoder.config import CAUSAL_TYPES, EncoderConfig
+from jaxpfl.models.layers.embedding import next_token_loss
 from jaxpfl.models.layers.initial import normal
-from jaxpfl.models.layers.output_layer import next_token_loss
 
 
 def _linear(inputs: int, outputs: int, config: EncoderConfig, key: Array) -> Linear:
@@ -191,9 +191,7 @@ class Encoder(TokenModel, NetworkModel):
           mask_BxL: True for a real token, by default where the id is not PAD. Other positions do
             not influence the output at real ones; their own output is finite and arbitrary.
         """
-        if tokens_BxL.shape[1] > self.config.positions:
-            most, actual = self.config.positions, tokens_BxL.shape[1]
-            raise InputError(f"a row must have at most {most} tokens, found {actual}")
+        self.check_length(tokens_BxL.shape[1])
         mask_BxL = tokens_BxL != PAD if mask_BxL is None else mask_BxL
         return self._merged(params)(tokens_BxL, mask_BxL)
 

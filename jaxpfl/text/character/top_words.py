@@ -16,20 +16,16 @@ Source: Augenstein et al. 2020, Equation 1, Section 5 and Appendix B.2.
 import math
 from collections.abc import Container
 from dataclasses import dataclass
-from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jaxpfl.checks import positive_int
-from jaxpfl.models.base import PAD, Params
-from jaxpfl.models.cifg_lstm import CIFGLanguageModel
+from jaxpfl.models.base import Params
+from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.text.character.words import CHARACTER_IDS, END, MAX_BYTES, START, complete_word, show
 from jaxpfl.text.generation.sentences import request_keys, sample_tokens
-
-_BATCH = 1024
+from jaxpfl.text.metrics.prediction import log_probabilities
 
 
 @dataclass(frozen=True)
@@ -85,18 +81,15 @@ def top_words(
     positive_int("number", number)
     positive_int("draws", draws)
     positive_int("max_bytes", max_bytes)
+    keys_N = request_keys(key, draws)
     tokens_NxT = sample_tokens(
-        model,
-        params,
-        request_keys(key, draws),
-        max_tokens=max_bytes + 1,
-        ids=CHARACTER_IDS,
-        progress=progress,
+        model, params, keys_N, max_tokens=max_bytes + 1, ids=CHARACTER_IDS, progress=progress
     )
     # The place of the end is 0 for the empty word, and where there is no end.
     complete_CxT = tokens_NxT[np.argmax(tokens_NxT == END, axis=1) > 0]
     distinct_DxT, draws_D = np.unique(complete_CxT, axis=0, return_counts=True)
-    log_D = log_probabilities(model, params, distinct_DxT)
+    never_V = CHARACTER_IDS.banned(model.vocab_size)
+    log_D = log_probabilities(model, params, np.insert(distinct_DxT, 0, START, axis=1), never_V)
     # `unique` sorts by bytes, with the end after all of them; a stable sort keeps this order.
     scored = []
     for i in np.argsort(-log_D, kind="stable"):
@@ -107,35 +100,3 @@ def top_words(
         if len(scored) == number:
             break
     return TopWords(tuple(scored), covered=math.fsum(np.exp(log_D)))
-
-
-def log_probabilities(
-    model: CIFGLanguageModel, params: Params, tokens_NxT: np.ndarray
-) -> np.ndarray:
-    """Log probability in nats of each sequence that `sample_tokens` draws, float64 [N].
-
-    The log softmax is computed in float32, and its sum over a sequence in float64. A symbol that is
-    never drawn gives -inf; padding counts as nothing.
-    """
-    tokens_NxT = np.asarray(tokens_NxT, np.int32)
-    number = len(tokens_NxT)
-    real_NxT = tokens_NxT != PAD
-    banned_V = jnp.asarray(CHARACTER_IDS.banned(model.vocab_size))
-    log_N = np.zeros(number, np.float64)
-    for start in range(0, number, _BATCH):
-        # The last row is repeated to fill a batch, and written again with the same result.
-        rows = np.minimum(np.arange(start, start + _BATCH), number - 1)
-        # The tokens that are read in place of padding do not count.
-        log_BxT = _score(model, params, np.maximum(tokens_NxT[rows], 0), banned_V)
-        log_BxT = np.asarray(log_BxT, np.float64)
-        log_N[rows] = np.where(real_NxT[rows], log_BxT, 0.0).sum(axis=1)
-    return log_N
-
-
-@partial(jax.jit, static_argnums=0)
-def _score(model: CIFGLanguageModel, params: Params, tokens_BxT: Array, banned_V: Array) -> Array:
-    """The log probability of each token given those before it, float32 [B, T]."""
-    before_BxT = jnp.roll(tokens_BxT, 1, axis=1).at[:, 0].set(START)
-    logits_BxTxV = jnp.where(banned_V[None, None], -jnp.inf, model.logits(params, before_BxT))
-    log_BxTxV = jax.nn.log_softmax(logits_BxTxV)
-    return jnp.take_along_axis(log_BxTxV, tokens_BxT[:, :, None], axis=2)[:, :, 0]

@@ -29,7 +29,7 @@ from jaxpfl.checks import positive_int
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
-from jaxpfl.models.cifg_lstm import CIFGLanguageModel
+from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.text.generation.sentences import SpecialIds
 from jaxpfl.text.tokenisers.base import clean
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary, word_lists
@@ -68,9 +68,7 @@ def encode_words(words: Iterable[str], max_bytes: int = MAX_BYTES) -> np.ndarray
     for row, word in enumerate(rows):
         if not word or _CONTROL.search(word):
             problem = "holds a control character" if word else "is empty"
-            raise InputError(
-                f"a word {problem}, expected at least one character and no control characters"
-            )
+            raise InputError(f"a word {problem}, expected characters, no control characters")
         encoded = word.encode()
         head = encoded[:max_bytes]
         ids_NxL[row, 1 : len(head) + 1] = np.frombuffer(head, np.uint8)

@@ -79,9 +79,8 @@ def embeddings_of(population: Population) -> np.ndarray:
     """The column "embedding" that `embed` made: floats [examples, d]."""
     rows_NxD = population.columns.get("embedding")
     if not isinstance(rows_NxD, np.ndarray) or rows_NxD.ndim != 2 or rows_NxD.dtype.kind != "f":
-        columns = ", ".join(map(repr, population.columns))
         expected = "a column 'embedding' of floats [examples, d], see text.embed.embed"
-        raise InputError(f"the population must have {expected}, found {columns}")
+        raise InputError(f"the population must have {expected}, found {[*population.columns]}")
     return rows_NxD
 
 

@@ -1,10 +1,10 @@
 """The embedders by the names that they have in config files and commands."""
 
-import difflib
 from typing import Any
 
 import numpy as np
 
+from jaxpfl import checks
 from jaxpfl.errors import InputError, named, summary
 from jaxpfl.lazy import require
 from jaxpfl.text.embed.base import Embedder, as_texts
@@ -30,22 +30,16 @@ def embedder(name: str) -> Embedder:
     if kind == "hashed" and (not colon or rest):
         from jaxpfl.text.embed.hashed import HashedNgrams
 
-        if not colon:
-            return HashedNgrams()
-        try:
-            dimension = int(rest)
-        except ValueError:
-            raise InputError(f"embedder {name!r}: the dimension must be a whole number") from None
+        dimension: Any = int(rest) if rest.isdecimal() and len(rest) < 10 else rest
         with named(f"embedder {name!r}"):
-            return HashedNgrams(dimension)
+            return HashedNgrams(dimension) if colon else HashedNgrams()
     if name == "minilm" or (kind == "encoder" and rest):
         from jaxpfl.text.embed.encoder import SentenceEncoder
 
         return SentenceEncoder(rest or name)
     if kind == "sentence-transformers" and rest:
         return SentenceTransformersEmbedder(rest)
-    near = difflib.get_close_matches(kind, _NAMES, 1, 0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
+    hint = checks.nearest(kind, _NAMES)
     raise InputError(f"unknown embedder {name!r}{hint}: expected {_EXPECTED}")
 
 

@@ -1,4 +1,6 @@
-"""Sentence encoders: BERT and its kin (`models.encoder`), pooled over the tokens of a text.
+"""Embedders of texts by networks: sentence encoders, and what a decoder's layers hold.
+
+SENTENCE ENCODERS are BERT and its kin (`models.encoder`), pooled over the tokens of a text.
 
 A folder in the format of sentence-transformers (Reimers and Gurevych 2019) has the tokenizer, the
 encoder, the pooling (the mean over a text's tokens, or its first token) and optionally the scaling
@@ -7,11 +9,17 @@ to unit length. Without modules.json the vector is the unscaled mean, as in that
 Texts are sorted by length and padded to one of a few lengths; all batches of one padded length have
 one shape. The vector of a text therefore does not depend on the other texts of its batch, and few
 programs are compiled.
+
+HIDDEN STATES are the output of some of a decoder's layers, each averaged over the text's tokens.
+Before its
+first token the text has the start token or, if the tokeniser has none, the end of the text before;
+that token is not averaged. A chat template is not used.
 """
 
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -25,18 +33,17 @@ from jax import Array
 from jaxpfl import files
 from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models.base import Params
-from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.checkpoints import pretrained, tokenizer_files
 from jaxpfl.models.checkpoints.model_files import read_object, require
-from jaxpfl.models.checkpoints.tokenizer_files import (
-    TOKENIZER,
-    faults,
-    read_tokenizer,
-    with_tokenizer,
-)
+from jaxpfl.models.checkpoints.tokenizer_files import TOKENIZER, faults
+from jaxpfl.models.decoder.layers import packed_on_cpu
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed.base import as_texts
-from jaxpfl.text.tokenisers.base import clean, pad
+from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
+from jaxpfl.text.microbatches import placed
+from jaxpfl.text.tokenisers.base import clean, padded_batches
 
 POOLINGS = ("mean", "cls")
 
@@ -48,6 +55,7 @@ _PADDED_LENGTHS = np.array(
 )
 # On a CPU a batch stays in a core's cache; an accelerator needs more work at a time.
 _TOKENS_ON_CPU, _TOKENS_ELSEWHERE = 512, 16_384
+_STATES_ON_CPU, _STATES_ELSEWHERE = 1_024, 32_768
 _CHARACTERS = 65_536
 
 
@@ -81,8 +89,11 @@ class SentenceEncoder:
         model, params = pretrained.load(base)
         if not isinstance(model, Encoder) or model.causal:
             raise InputError(f"{base / 'config.json'}: an encoder is needed, found a decoder")
-        config, path = model.config, with_tokenizer(base) / TOKENIZER
-        tokenizer = read_tokenizer(path)
+        config, path = (
+            model.config,
+            tokenizer_files.with_tokenizer(base) / TOKENIZER,
+        )
+        tokenizer = tokenizer_files.read_tokenizer(path)
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= config.vocab_size:
             last = f"{largest}, but the model's vocab_size is {config.vocab_size}"
@@ -126,20 +137,12 @@ class SentenceEncoder:
         with faults(f"the tokenizer of {self.name} cannot encode a text", private=True):
             encodings = self._tokenizer.encode_batch_fast(texts)
         ids: list[Any] = [encoding.ids for encoding in encodings]
-        lengths_N = np.fromiter(map(len, ids), np.int32, len(ids))
-        possible = _padded_lengths(self.max_length)
-        padded_length_N = possible[np.searchsorted(possible, lengths_N)]
-        tokens = _TOKENS_ON_CPU if jax.default_backend() == "cpu" else _TOKENS_ELSEWHERE
+        most = _TOKENS_ON_CPU if jax.default_backend() == "cpu" else _TOKENS_ELSEWHERE
         pending = []
-        for padded_length in np.unique(padded_length_N)[::-1].tolist():
-            rows = np.flatnonzero(padded_length_N == padded_length)
-            batch = max(1, tokens // padded_length)
-            for start in range(0, len(rows), batch):
-                here = rows[start : start + batch]
-                filled = [ids[row] for row in here] + [[]] * (batch - len(here))
-                tokens_BxL = np.maximum(pad(filled, padded_length), 0)
-                lengths_B = np.array(list(map(len, filled)), np.int32)
-                pending.append((here, self._run(self._params, tokens_BxL, lengths_B)))
+        for here, tokens_BxL in padded_batches(ids, _PADDED_LENGTHS, self.max_length, most):
+            lengths_B = np.sum(tokens_BxL != PAD, axis=1, dtype=np.int32)
+            vectors_BxD = self._run(self._params, np.maximum(tokens_BxL, 0), lengths_B)
+            pending.append((here, vectors_BxD))
         for here, vectors_BxD in pending:
             vectors_NxD[here] = np.asarray(vectors_BxD)[: len(here)]
         return vectors_NxD
@@ -168,11 +171,6 @@ def _vectors(
         norm_Bx1 = jnp.linalg.norm(vectors_BxD, axis=1, keepdims=True)
         vectors_BxD = vectors_BxD / jnp.maximum(norm_Bx1, 1e-12)
     return vectors_BxD
-
-
-def _padded_lengths(limit: int) -> np.ndarray:
-    """The lengths that texts are padded to, in increasing order; the last is `limit`."""
-    return np.append(_PADDED_LENGTHS[_PADDED_LENGTHS < limit], limit)
 
 
 def _stages(folder: Path) -> tuple[Path, str, bool]:
@@ -206,3 +204,43 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
         mode = "+".join(modes) or "mean"
     one_of(f"{pooling}: the pooling", mode, POOLINGS)
     return encoder, mode, len(kinds) == 3
+
+
+_layer_means = jax.jit(Decoder.layer_means, static_argnums=0)
+
+
+class HiddenStates:
+    """An embedder of texts by the layers of a language model.
+
+    Attributes:
+      name: a digest of the parameters, the layers and the number of tokens.
+      layers: their numbers, from 0.
+      dimension: of the layers' outputs, one after the other.
+    """
+
+    column = "text"
+
+    def __init__(self, writer: LanguageModel, layers: Sequence[int], tokens: int):
+        """Reads at most `tokens` tokens of a text."""
+        params = placed(writer.params, writer.mesh)
+        digest = writer.replaced(writer.model, params).digest()
+        self.name = f"hidden states of {digest[:12]} {[*layers]} {tokens}"
+        self.dimension = len(layers) * writer.model.config.hidden_size
+        self.layers, self._tokens, self._tokeniser = [*layers], tokens, writer.tokeniser
+        (self._first,) = prompt_ids(writer.tokeniser.without_chat(), [""])
+        self._means = partial(_layer_means, writer.model, packed_on_cpu(params))
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        texts = clean(as_texts(examples))
+        # An empty text is read as one of the first token.
+        heads = (row[: self._tokens] for row in self._tokeniser.encode(texts))
+        rows = [np.concatenate([self._first, head if len(head) else self._first]) for head in heads]
+        vectors_NxD = np.empty((len(rows), self.dimension), np.float32)
+        # Powers of two, so that few programs are compiled.
+        powers, longest = 1 << np.arange(31), len(self._first) + self._tokens
+        most = _STATES_ON_CPU if jax.default_backend() == "cpu" else _STATES_ELSEWHERE
+        for batch, tokens_BxL in padded_batches(rows, powers, longest, most):
+            means_LxBxH = np.asarray(self._means(tokens_BxL))[self.layers, : len(batch)]
+            means_BxLxH = np.moveaxis(means_LxBxH, 0, 1)
+            vectors_NxD[batch] = means_BxLxH.reshape(len(batch), self.dimension)
+        return vectors_NxD

@@ -88,9 +88,8 @@ def idle(number: int, words: int, carry: Any) -> Slots:
 def run(sequences: Sequences, slots: Slots, requests: Requests, last: Array) -> tuple[Slots, Array]:
     """Generates until every request has begun or, if this is the `last` run, has ended.
 
-    Returns:
-      The slots, in which some requests may be unfinished, and the log int32 [rows, 3, S] of each
-      step's request numbers, places and tokens, IDLE where there was none. See `collect`.
+    Returned are the slots, in which some requests may be unfinished, and the log int32 [rows, 3, S]
+    of each step's request numbers, places and tokens, IDLE where there was none. See `collect`.
     """
     size = slots.number_S.shape[0]
     # No slot is idle before the last request begins, so by then the slots have generated at most

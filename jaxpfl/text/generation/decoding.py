@@ -53,8 +53,7 @@ class Decoding(Checked):
     top_p: PositiveFraction = 1.0
     stop: tuple[str, ...] = ()
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_fields(self) -> None:
         if isinstance(self.stop, str):
             raise InputError("stop must be a list of texts, found one text")
         for i, text in enumerate(self.stop):

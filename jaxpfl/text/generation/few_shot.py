@@ -34,14 +34,12 @@ class FewShot(Checked):
     stop: str = "Original Text Sample"
     flatten: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         try:
             self.heading.format(number=1)
         except (IndexError, KeyError, ValueError) as error:
-            raise InputError(
-                f"heading may hold {{number}} and no other field, found {self.heading!r}"
-            ) from error
+            expected = "heading may hold {number} and no other field"
+            raise InputError(f"{expected}, found {self.heading!r}") from error
 
     def prompt(self, texts: Sequence[str]) -> str:
         """The prompt that consists of these texts and the heading of the next."""

@@ -74,10 +74,8 @@ class LanguageModel(Writer):
     """A decoder, its parameters and its tokeniser, which together generate texts.
 
     Attributes:
+      tokeniser: refused if it has ids for which the network has no embedding.
       mesh: the devices that share the requests, along its axis "data"; None for one device.
-
-    Raises:
-      InputError: the tokeniser has ids for which the network has no embedding.
     """
 
     model: Decoder
@@ -159,9 +157,10 @@ def prompt_ids(tokeniser: Tokeniser, prompts: Sequence[str]) -> list[np.ndarray]
     for i, row in enumerate(ids):
         if not len(row):
             if tokeniser.end_of_text is None:
-                token = "neither a start nor an end-of-text token to begin with"
-                problem = f"prompt {i} is empty, and the tokeniser {tokeniser.name} has {token}"
-                raise InputError(f"{problem}: give it at least one character")
+                what = (
+                    f"the tokeniser {tokeniser.name} has neither a start nor an end-of-text token"
+                )
+                raise InputError(f"prompt {i} is empty, and {what} to begin with")
             ids[i] = np.array([tokeniser.end_of_text], np.int32)
     return ids
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax import Array
 
 from jaxpfl.checks import positive, positive_int
 from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.progress import track
 from jaxpfl.text.generation import continuous_batching as slots
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED, Vocabulary
@@ -19,17 +20,6 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED, Vocabulary
 _LOGITS = 2**18
 # Sequences of one call on the device; fixed, so that there is one program for any number.
 _REQUESTS = 8192
-
-
-class Recurrent(Protocol):
-    """A hashable language model that reads one token at a time."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def initial_carry(self, batch: int) -> Any: ...
-
-    def step(self, params: Params, tokens_B: Array, carry: Any) -> tuple[Array, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ WORD_IDS = SpecialIds(start=BOS, end=EOS)
 
 
 def sample_tokens(
-    model: Recurrent,
+    model: CIFGLanguageModel,
     params: Params,
     keys_N: Array,
     *,
@@ -82,7 +72,7 @@ def sample_tokens(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _sample(
-    model: Recurrent,
+    model: CIFGLanguageModel,
     max_tokens: int,
     ids: SpecialIds,
     params: Params,
@@ -116,7 +106,7 @@ def _sample(
     return slots.run(sequences, start, waiting, jnp.bool(True))[1]
 
 
-def slots_of(model: Recurrent) -> int:
+def slots_of(model: CIFGLanguageModel) -> int:
     """How many sequences run at a time; it depends on the model alone, which has one program."""
     fitting = max(_LOGITS // model.vocab_size, 64)
     return min(1 << (fitting.bit_length() - 1), 1024)
@@ -129,7 +119,7 @@ def request_keys(key: Array, number: int) -> Array:
 
 
 def generate_sentences(
-    model: Recurrent,
+    model: CIFGLanguageModel,
     params: Params,
     vocabulary: Vocabulary,
     key: Array,

@@ -4,7 +4,7 @@
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
 language model, RoBERTa in the paper, draws others in their place. `Rephrase` is the variation of
 Aug-PE (Xie et al. 2024, section 4): a model that follows instructions writes the text in other
-words. `Redraw` and `Continue` are substitutes, for a decoder that follows no instructions.
+words. `redraw` and `Continue` are substitutes, for a decoder that follows no instructions.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,87 +117,66 @@ class Rephrase(WriterVariation):
 class MaskAndFill(Checked):
     """Masks three of ten tokens at random and draws others from a masked language model.
 
-    At least one token of each text is masked, of which `tokens` are used. The model is an encoder
-    with a language-model head; `first_id` and `last_id` are around a text. A variation does so
+    At least one token of each text is masked, of which `tokens` are used. A variation does so
     `steps` times: twice, as in PrE-Text's released code.
+
+    Attributes:
+      model: an encoder with a language-model head; or a decoder, see `redraw`.
+      mask_id: None with a decoder.
+      first_id, last_id: are around a text; None: nothing is behind it.
     """
 
-    model: Encoder
+    model: Encoder | Decoder
     params: Params = field(repr=False)
     tokeniser: Tokeniser = field(repr=False)
-    mask_id: int
+    mask_id: int | None
     first_id: int
-    last_id: int
+    last_id: int | None
     tokens: PositiveInt = 64
     steps: PositiveInt = 2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_fields(self) -> None:
         check_fits(self.tokeniser, self.model.vocab_size)
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
-        frame, network = ([self.first_id], [self.last_id]), (self.model, self.mask_id, self.params)
-        return _varied(texts, key, self, self.tokeniser, frame, *network)
+        last = [] if self.last_id is None else [self.last_id]
+        # Ids without a text, and those that the tokeniser does not have, are never drawn.
+        banned_V = np.ones(self.model.vocab_size, bool)
+        banned_V[[i for i, piece in enumerate(self.tokeniser.token_bytes()) if piece]] = False
+        for step in range(self.steps):
+            step_key = jax.random.fold_in(key, step)
+            rows = [row[: self.tokens] for row in self.tokeniser.encode(texts)]
+            varied = list(texts)
+            # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
+            order = sorted(
+                (i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i])
+            )
+            for start in range(0, len(order), _ROWS):
+                chosen = order[start : start + _ROWS]
+                framed = [np.array([self.first_id, *rows[i], *last], np.int32) for i in chosen]
+                longest = max(map(len, framed))
+                # Rows are not padded beyond the model's positions.
+                width = min(_width(longest), max(longest, self.model.config.positions))
+                tokens_BxL = pad(framed + [[]] * (_ROWS - len(chosen)), width)
+                numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
+                network = self.model, self.mask_id, self.params
+                drawn = _drawn(*network, tokens_BxL, step_key, numbers_B, banned_V)
+                for i, row in zip(chosen, np.asarray(drawn), strict=False):
+                    text = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip()
+                    varied[i] = text or texts[i]
+            texts = varied
+        return list(texts)
 
 
-@dataclass(frozen=True)
-class Redraw(Checked):
+def redraw(writer: LanguageModel, tokens: int = 64, steps: int = 2) -> MaskAndFill:
     """Draws three of ten tokens anew, each as the decoder continues the tokens before it.
 
-    A substitute for `MaskAndFill` where there is no masked language model: it does not read what
-    follows a token. At least one token of each text, of which `tokens` are used, is drawn anew, and
-    all of it is done `steps` times.
+    A substitute where there is no masked language model: it does not read what follows a token.
     """
-
-    writer: LanguageModel
-    tokens: PositiveInt = 64
-    steps: PositiveInt = 2
-
-    def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
-        """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
-        writer, tokeniser = self.writer, self.writer.tokeniser
-        (first,) = prompt_ids(tokeniser.without_chat(), [""])
-        network = writer.model, None, writer.params
-        return _varied(texts, key, self, tokeniser, (first.tolist(), []), *network)
-
-
-def _varied(
-    texts: Sequence[str],
-    key: Array,
-    how: MaskAndFill | Redraw,
-    tokeniser: Tokeniser,
-    frame: tuple[list[int], list[int]],
-    model: Encoder | Decoder,
-    mask_id: int | None,
-    params: Params,
-) -> list[str]:
-    """The texts after `how.steps` times `_drawn`, each between the ids of the frame."""
-    first, last = frame
-    # Ids without a text, and those that the tokeniser does not have, are never drawn.
-    banned_V = np.ones(model.vocab_size, bool)
-    banned_V[[i for i, piece in enumerate(tokeniser.token_bytes()) if piece]] = False
-    for step in range(how.steps):
-        step_key = jax.random.fold_in(key, step)
-        rows = [row[: how.tokens] for row in tokeniser.encode(texts)]
-        varied = list(texts)
-        # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
-        order = sorted((i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i]))
-        for start in range(0, len(order), _ROWS):
-            chosen = order[start : start + _ROWS]
-            framed = [np.array([*first, *rows[i], *last], np.int32) for i in chosen]
-            longest = max(map(len, framed))
-            # Rows are not padded beyond the model's positions.
-            width = min(_width(longest), max(longest, model.config.positions))
-            tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
-            tokens_BxL[: len(chosen)] = pad(framed, width)
-            numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
-            drawn = _drawn(model, mask_id, params, tokens_BxL, step_key, numbers_B, banned_V)
-            for i, row in zip(chosen, np.asarray(drawn), strict=False):
-                text = tokeniser.decode(row[len(first) : len(first) + len(rows[i])]).strip()
-                varied[i] = text or texts[i]
-        texts = varied
-    return list(texts)
+    ((first_id,),) = prompt_ids(writer.tokeniser.without_chat(), [""])
+    network = writer.model, writer.params, writer.tokeniser
+    return MaskAndFill(*network, None, int(first_id), None, tokens, steps)
 
 
 def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:

@@ -65,11 +65,7 @@ class CommonRuns:
     def longest(self, one: int, other: int) -> np.ndarray:
         """The most words in a row of each text of a list that a text of another list has, too.
 
-        Args:
-          one, other: the places of the two lists, from 0.
-
-        Returns:
-          int64 [texts of `one`].
+        `one` and `other` are the places of the two lists, from 0; the result is int64 [texts].
         """
         longest_T = np.zeros(sum(self._sizes), np.int64)
         list_N = self._list_N[self._order_N]

@@ -11,7 +11,7 @@ with the position because sentences end; `OOVRates` has the counts for both.
 The rates of sentences that a private model generated are post-processing, and as public as the
 model. Those of clients' own sentences are exact counts of private data: PRIVATE in a deployment,
 they serve in a simulation to check the former. `oov_counts` is what a client counts where the
-overall rate is a release (`algorithms.federated_sums`).
+overall rate is a release (`algorithms.federated_metrics`).
 
 Source: Augenstein et al. 2020, Section 5 and Appendix B, Figures 1 and 4, Table 6.
 """

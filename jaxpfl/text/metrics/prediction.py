@@ -24,7 +24,7 @@ from jaxpfl.text.metrics.oov import check_token_rows
 from jaxpfl.text.microbatches import dealt, filled, placed
 
 _BATCH = 512
-"""Sentences whose densities are computed at a time."""
+"""Rows whose log probabilities are computed at a time."""
 
 
 def evaluate(
@@ -76,13 +76,41 @@ def log_densities(model: RecurrentModel, params: Params, tokens_NxL: np.ndarray)
     """
     tokens_NxL = np.asarray(tokens_NxL)
     check_token_rows("tokens", tokens_NxL)
-    densities = [np.zeros(0)]
+    count_N = np.sum(tokens_NxL[:, 1:] != PAD, axis=1)
+    return log_probabilities(model, params, tokens_NxL) / np.maximum(count_N, 1)
+
+
+def log_probabilities(
+    model: RecurrentModel,
+    params: Params,
+    tokens_NxL: np.ndarray,
+    never: np.ndarray | None = None,
+) -> np.ndarray:
+    """The log probability in nats of each row given its first token, float64 [N].
+
+    The log softmax is computed in float32, and its sum over a row in float64. A token that is never
+    drawn, of which `never`, bool [V], is true, gives -inf; padding counts as nothing.
+    """
+    never_V = np.zeros(model.vocab_size, bool) if never is None else never
+    log_N = np.zeros(len(tokens_NxL), np.float64)
     for start in range(0, len(tokens_NxL), _BATCH):
-        tokens_BxL = tokens_NxL[start : start + _BATCH]
-        padding = ((0, _BATCH - len(tokens_BxL)), (0, 0))
-        padded_BxL = np.pad(tokens_BxL, padding, constant_values=PAD)
-        densities.append(np.asarray(_densities(model, params, padded_BxL))[: len(tokens_BxL)])
-    return np.concatenate(densities)
+        # The last row is repeated to fill a batch, and written again with the same result.
+        rows = np.minimum(np.arange(start, start + _BATCH), len(tokens_NxL) - 1)
+        log_BxT = _log_of_tokens(model, params, tokens_NxL[rows], never_V)
+        log_N[rows] = np.asarray(log_BxT, np.float64).sum(axis=1)
+    return log_N
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_of_tokens(
+    model: RecurrentModel, params: Params, tokens_BxL: Array, never_V: Array
+) -> Array:
+    """The log probability of each token but the first, float32 [B, L - 1]; 0 of padding."""
+    read_BxL = jnp.maximum(tokens_BxL, 0)
+    logits_BxTxV = model.logits(params, read_BxL[:, :-1])
+    log_BxTxV = jax.nn.log_softmax(jnp.where(never_V[None, None], -jnp.inf, logits_BxTxV))
+    log_BxT = jnp.take_along_axis(log_BxTxV, read_BxL[:, 1:, None], axis=-1)[..., 0]
+    return jnp.where(tokens_BxL[:, 1:] != PAD, log_BxT, 0.0)
 
 
 def unlikely(
@@ -90,14 +118,3 @@ def unlikely(
 ) -> np.ndarray:
     """T6: the sentences whose log density is below a PUBLIC threshold, bool [examples]. PRIVATE."""
     return log_densities(model, params, tokens_NxL) < real("threshold", threshold)
-
-
-@partial(jax.jit, static_argnums=0)
-def _densities(model: RecurrentModel, params: Params, tokens_BxL: Array) -> Array:
-    targets_BxT = tokens_BxL[:, 1:]
-    logits_BxTxV = model.logits(params, jnp.maximum(tokens_BxL[:, :-1], 0))
-    picked_BxTx1 = jnp.maximum(targets_BxT, 0)[..., None]
-    log_BxT = jnp.take_along_axis(jax.nn.log_softmax(logits_BxTxV), picked_BxTx1, axis=-1)[..., 0]
-    real_BxT = targets_BxT != PAD
-    count_B = jnp.maximum(jnp.sum(real_BxT, axis=1, dtype=jnp.float32), 1)
-    return jnp.sum(jnp.where(real_BxT, log_BxT, 0.0), axis=1) / count_B

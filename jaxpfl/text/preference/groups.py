@@ -70,9 +70,7 @@ def groups_of(
     """
     positive_int("prompt_tokens", prompt_tokens)
     if total_tokens <= prompt_tokens:
-        raise InputError(
-            f"total_tokens must be above prompt_tokens = {prompt_tokens}, found {total_tokens}"
-        )
+        raise InputError(f"total_tokens must be above {prompt_tokens=}, found {total_tokens}")
     prompts = [np.asarray(prompt)[-prompt_tokens:] for prompt in prompts]
     cut = [
         [np.asarray(response)[: total_tokens - len(prompt)] for response in group]
@@ -136,19 +134,13 @@ def preferences(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The prompts with a pair, and the places, 0 .. J - 1, of their chosen and rejected response.
 
-    Responses are identified by their places, so that equal texts keep their own scores; equal
-    scores are ranked by place.
+    They are three int64 [N], with N <= K. Responses are identified by their places, so that equal
+    texts keep their own scores; equal scores are ranked by place.
 
     Args:
       rejected_rank: the rank of the rejected response, in 2 .. J; the best has 1.
       candidates_KxJ: bool; the responses that are ranked. A prompt with fewer than `rejected_rank`
-        of them has no pair.
-
-    Returns:
-      Three int64 [N], with N <= K.
-
-    Raises:
-      InputError: a candidate's score is not finite.
+        of them has no pair. `InputError` if a score of one of them is not finite.
     """
     _largest(scores_KxJ, candidates_KxJ)
     ranked_KxJ = np.where(candidates_KxJ, scores_KxJ, -np.inf)
@@ -162,13 +154,8 @@ def advantages(scores_KxJ: np.ndarray, candidates_KxJ: np.ndarray) -> tuple[np.n
 
     A candidate's advantage is (its score - the mean) / the standard deviation of its prompt's
     candidates, with divisor n - 1, as in TRL. Other responses have the advantage 0.
-
-    Returns:
-      int64 [N], the prompts two of whose candidates have scores that differ by more than float32
-      rounds the largest of all by, and float32 [N, J].
-
-    Raises:
-      InputError: a candidate's score is not finite.
+    Returned are int64 [N], the prompts two of whose candidates have scores that differ by more than
+    float32 rounds the largest of all by, and float32 [N, J]. `InputError` if one is not finite.
     """
     scores_KxJ = scores_KxJ.astype(np.float64)
     rounding = 4 * np.finfo(np.float32).eps * _largest(scores_KxJ, candidates_KxJ)

@@ -26,9 +26,9 @@ from jaxpfl.models.decoder.layers import packed_on_cpu
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.microbatches import dealt, filled, placed
+from jaxpfl.text.preference import losses
 from jaxpfl.text.preference.groups import Groups, Rows, lengths, rows, widths
-from jaxpfl.text.preference.log_probabilities import check_fits, log_probabilities, of_tokens
-from jaxpfl.text.preference.losses import Constants, Objective, measured
+from jaxpfl.text.preference.losses import Constants, Objective
 
 
 @dataclass(frozen=True)
@@ -150,21 +150,13 @@ def tune(
     if settings.loss == "grpo" and groups.advantage_NxG is None:
         raise InputError("loss 'grpo' needs groups with the responses' advantages, found none")
     if settings.loss != "grpo" and responses != 2:
-        raise InputError(
-            f"loss {settings.loss!r} needs pairs, 2 responses to a prompt, found {responses}"
-        )
-    check_fits(model, groups)
+        raise InputError(f"loss {settings.loss!r} needs pairs, 2 responses each, found {responses}")
+    losses.check_fits(model, groups)
     model = settings.computing(model)
     params = placed(params, mesh)
     size = min(settings.microbatch_size or settings.batch_size, settings.batch_size)
-    by = partial(
-        log_probabilities,
-        groups=groups,
-        microbatch_size=size,
-        multiple=settings.multiple,
-        mesh=mesh,
-        progress=progress,
-    )
+    batching: Any = {"microbatch_size": size, "multiple": settings.multiple, "mesh": mesh}
+    by = partial(losses.log_probabilities, groups=groups, progress=progress, **batching)
     written = by(model, params) if settings.loss == "grpo" else None
     constants = Constants(by(*lora.detach(model, params)), written, groups.advantage_NxG)
 
@@ -223,8 +215,8 @@ def _gradients(
     weight_B: Array,
 ) -> tuple[tuple[Array, dict[str, Array]], Params]:
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
-        policy_BxGxT = of_tokens(model, adapter_trees.join(adapters, base), read)
-        measures = measured(objective, policy_BxGxT, constants, read.target_BxGxT != PAD)
+        policy_BxGxT = losses.of_tokens(model, adapter_trees.join(adapters, base), read)
+        measures = losses.measured(objective, policy_BxGxT, constants, read.target_BxGxT != PAD)
         metrics = {name: jnp.sum(weight_B * values_B) for name, values_B in measures.items()}
         return metrics["loss"], metrics
 

@@ -8,8 +8,8 @@ characters. A lone surrogate becomes U+FFFD. An id stands for bytes (`token_byte
 several ids is their bytes decoded as UTF-8, where invalid bytes become U+FFFD.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Tokeniser:
     end_of_text: int | None
     ends: tuple[int, ...]
     start: int | None
+    _bytes: Any
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of every text, int32, without special tokens."""
@@ -65,18 +66,31 @@ class Tokeniser:
         """The bytes that each id adds to the text before it; special tokens add none."""
         return self._bytes
 
-    @cached_property
-    def _bytes(self) -> tuple[bytes, ...]:
-        raise NotImplementedError
 
-
-def pad(sequences: Sequence[np.ndarray], length: int) -> np.ndarray:
+def pad(sequences: Sequence[Any], length: int) -> np.ndarray:
     """The sequences as int32 [N, length], cut or padded with PAD on the right."""
     positive_int("length", length)
     rows_NxL = np.full((len(sequences), length), PAD, np.int32)
     for row_L, sequence in zip(rows_NxL, sequences, strict=True):
         row_L[: len(sequence)] = sequence[:length]
     return rows_NxL
+
+
+def padded_batches(
+    sequences: Sequence[Any], lengths: np.ndarray, longest: int, tokens: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of sequences that are padded to one length, the longest first.
+
+    Each is the places of its sequences, and rows int32 [B, L] of these and then of padding alone. L
+    is the least of `lengths`, ascending, that they fit, or `longest`, and B follows from L and the
+    number of `tokens`: there are at most as many shapes, and compiled programs, as lengths.
+    """
+    lengths = np.append(lengths[lengths < longest], longest)
+    length_N = lengths[np.searchsorted(lengths, np.array(list(map(len, sequences)), np.int64))]
+    for length in np.unique(length_N)[::-1].tolist():
+        here, size = np.flatnonzero(length_N == length), max(1, tokens // length)
+        for batch in np.split(here, range(size, len(here), size)):
+            yield batch, pad([sequences[i] for i in batch] + [[]] * (size - len(batch)), length)
 
 
 def text_rows(tokeniser: Tokeniser, texts: Sequence[str], tokens: int) -> np.ndarray:

@@ -2,12 +2,19 @@
 
 They are read from tokenizer.json and JSON settings alone, so no file can run code. A folder without
 tokenizer.json is read through transformers, see `tokenizer_files.with_tokenizer`.
+
+A model that was trained to answer is given a user's message by a chat template. A folder holds it
+in chat_template.jinja, or as `chat_template` in tokenizer_config.json, and transformers fills it in
+the same way. It is a program in the language of Jinja, and is run by `bounded_jinja`, where it can
+neither change anything, nor read a file, nor compute without end. It gets a fixed date
+(`bounded_jinja.NOW`), so that equal prompts stay equal on another day.
 """
 
 import copy
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,23 +22,37 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.base import PAD
+from jaxpfl.models.checkpoints import tokenizer_files
 from jaxpfl.models.checkpoints.hub import resolve
 from jaxpfl.models.checkpoints.model_files import read_object, require
-from jaxpfl.models.checkpoints.tokenizer_files import (
-    SETTINGS,
-    TOKENIZER,
-    faults,
-    framed,
-    read_tokenizer,
-    with_tokenizer,
-)
+from jaxpfl.models.checkpoints.tokenizer_files import SETTINGS, TOKENIZER, faults, with_tokenizer
+from jaxpfl.text.tokenisers import bounded_jinja
 from jaxpfl.text.tokenisers.base import Tokeniser, clean
-from jaxpfl.text.tokenisers.chat import FILE as CHAT_FILE
-from jaxpfl.text.tokenisers.chat import ChatTemplate
 
+CHAT_FILE = "chat_template.jinja"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, the special tokens that it names, and the file it is from, for messages."""
+
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    place: str = CHAT_FILE
+
+    def __post_init__(self) -> None:
+        self.render(["a"])
+
+    def render(self, messages: Sequence[str]) -> list[str]:
+        """For each message the text of a chat in which the user has sent it, up to the answer."""
+        shared = {**self.tokens, "add_generation_prompt": True}
+        users = ([{"role": "user", "content": message}] for message in messages)
+        variables = [{**shared, "messages": message} for message in users]
+        with named(f"{self.place}: the chat template cannot be filled in"):
+            return bounded_jinja.fill_in(self.source, variables)
 
 
 class FastTokeniser(Tokeniser):
@@ -59,9 +80,7 @@ class FastTokeniser(Tokeniser):
         tokens = set(ids.values())
         for what, token in (("start", start), *(("end-of-text", end) for end in self.ends)):
             if token is not None and token not in tokens:
-                last = self.vocab_size - 1
-                problem = f"{len(tokens)} ids up to {last}, but no {token}, its {what} token"
-                raise InputError(f"the tokeniser {name} has {problem}")
+                raise InputError(f"the tokeniser {name} has no id {token}, its {what} token")
         self._ids = ids
         self._tokenizer = tokenizer
         tokenizer.no_padding()
@@ -117,10 +136,10 @@ class FastTokeniser(Tokeniser):
         end-of-text and the start token, and chat_template.jinja, if there is one.
         """
         pieces = {token: piece for piece, token in self._ids.items()}
-        named = {"eos_token": self.end_of_text, "bos_token": self.start}
+        roles = {"eos_token": self.end_of_text, "bos_token": self.start}
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         settings["add_bos_token"] = self.start is not None
-        settings |= {role: pieces[token] for role, token in named.items() if token is not None}
+        settings |= {role: pieces[token] for role, token in roles.items() if token is not None}
         ids: dict[str, Any] = {} if self.start is None else {"bos_token_id": self.start}
         if self.ends:
             ids["eos_token_id"] = self.ends[0] if len(self.ends) == 1 else list(self.ends)
@@ -150,9 +169,8 @@ class FastTokeniser(Tokeniser):
             return "word"
         if kinds & {"ByteFallback", "Metaspace"}:
             return "piece"
-        expected = "ByteLevel, ByteFallback, Metaspace or WordPiece"
-        what = f"the decoder of the tokeniser {self.name}"
-        raise InputError(f"{what} must be {expected}, found {decoder.get('type')}")
+        expected = "must decode by ByteLevel, ByteFallback, Metaspace or WordPiece"
+        raise InputError(f"the tokeniser {self.name} {expected}, found {decoder.get('type')}")
 
     @cached_property
     def _bytes(self) -> tuple[bytes, ...]:
@@ -200,21 +218,20 @@ def hugging_face(name: str | Path) -> FastTokeniser:
     folder = resolve(name)
     own = with_tokenizer(folder)
     path = own / TOKENIZER
-    tokenizer = read_tokenizer(path)
+    tokenizer = tokenizer_files.read_tokenizer(path)
     settings = read_object(own / SETTINGS, optional=True)
 
-    def named(role: str) -> int | None:
+    def id_of(role: str) -> int | None:
         token = settings.get(role)
         token = token.get("content") if isinstance(token, dict) else token
         if token is None:
             return None
         id_ = tokenizer.token_to_id(token) if isinstance(token, str) else None
         if id_ is None:
-            what = f"{role} must be a token of tokenizer.json"
-            raise InputError(f"{own / SETTINGS}: {what}, found {token!r}")
+            raise InputError(f"{own / SETTINGS}: {role} must be in tokenizer.json, found {token!r}")
         return id_
 
-    end, ends = named("eos_token"), []
+    end, ends = id_of("eos_token"), []
     for file in ("generation_config.json", "config.json"):
         ids = read_object(folder / file, optional=True).get("eos_token_id")
         ids = ids if isinstance(ids, list) else [ids]
@@ -226,9 +243,39 @@ def hugging_face(name: str | Path) -> FastTokeniser:
                 what = "eos_token_id must be an id of tokenizer.json"
                 raise InputError(f"{folder / file}: {what}, found {token!r}")
             ends.append(token)
-    start = named("bos_token")
+    start = id_of("bos_token")
     if not settings.get("add_bos_token"):
-        plain, whole = framed(tokenizer, path)
+        plain, whole = tokenizer_files.framed(tokenizer, path)
         start = whole[0] if whole and whole[1:] == plain else None
     label, first = Path(str(name)).name or folder.name, ends[0] if end is None and ends else end
     return FastTokeniser(tokenizer, name=label, end_of_text=first, ends=ends, start=start)
+
+
+def read_template(folder: Path) -> ChatTemplate | None:
+    """The template of a folder, or None if it has none."""
+    settings = read_object(with_tokenizer(folder) / SETTINGS, optional=True)
+    settings |= read_object(folder / SETTINGS, optional=True)
+    source, place = settings.get("chat_template"), folder / SETTINGS
+    if (folder / CHAT_FILE).is_file():
+        place = folder / CHAT_FILE
+        try:
+            source = place.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptFile(f"{place} is not UTF-8 text: {error.reason}") from error
+    if isinstance(source, list):
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        templates = {str(entry.get("name")): entry.get("template") for entry in entries}
+        if "default" not in templates:
+            what = "one of several chat templates must be called 'default'"
+            raise InputError(f"{place}: {what}, found {[*templates]}")
+        source = templates["default"]
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise InputError(f"{place}: chat_template must be text, found {type(source).__name__}")
+    tokens = {}
+    for role, token in settings.items():
+        token = token.get("content") if isinstance(token, dict) else token
+        if role.endswith("_token") and isinstance(token, str):
+            tokens[role] = token
+    return ChatTemplate(source, tokens, str(place))

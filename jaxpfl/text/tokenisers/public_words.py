@@ -79,6 +79,5 @@ def of_size(vocabulary: Vocabulary, size: int | None, source: str) -> Vocabulary
     """Refuses another number of ids: a model of `size` ids would have some without a word."""
     if size is not None and len(vocabulary) != size:
         ids = f"{len(vocabulary)} ids, expected vocab_size = {size}"
-        advice = "give more public text or a smaller vocab_size"
-        raise InputError(f"vocabulary {source!r} has {ids}: {advice}")
+        raise InputError(f"vocabulary {source!r} has {ids}: give more text, or a smaller size")
     return vocabulary

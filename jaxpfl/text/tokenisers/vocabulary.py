@@ -1,7 +1,23 @@
 """Word vocabularies made from PUBLIC text, and the conversion of text to their ids.
 
-How texts are split into words belongs to the vocabulary, see `tokenisers.splitting`: texts are
-split as those were whose words it counts.
+How texts are split into words belongs to the vocabulary: texts are split as those were whose words
+it counts, in one of two ways (`SPLITTINGS`).
+
+`words`, for text as people write it. The result is the same on every platform and Python version
+(the character tables are those of Unicode 3.2, which Python includes unchanged; later characters
+count as symbols):
+
+ 1. Text is a sequence of code points; a lone surrogate becomes U+FFFD. Readers have decoded bytes
+    as UTF-8 with U+FFFD for invalid ones.
+ 2. NFC, then lower case of the characters that are upper-case letters.
+ 3. White space and control characters (NUL too) separate tokens. Format characters (zero-width
+    joiner, byte order mark, bidirectional marks) and variation selectors are removed.
+ 4. A token is a run of letters, marks and digits, with single apostrophes allowed inside, or one
+    other character: punctuation, a symbol, an emoji (a joined emoji gives one token per part).
+
+`spaces`, for text that came split into words: they are what stands between its spaces, unchanged,
+but without control characters, as TensorFlow Federated's baselines split their Stack Overflow. No
+word is empty.
 
 On the disk (`jaxpfl convert SOURCE OUT --vocabulary ...`) a text becomes beginning of sentence, the
 ids of ALL its words, and end of sentence. The row that a model of any sequence length reads is the
@@ -17,12 +33,15 @@ import array
 import hashlib
 import json
 import math
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,20 +50,73 @@ import pyarrow.compute as pc
 
 from jaxpfl import files
 from jaxpfl.checks import instance, one_of, positive_int
-from jaxpfl.data.columns import WORD_SEPARATOR, text_array, text_buffers
+from jaxpfl.data.columns import WORD_SEPARATOR, text_array, text_buffers, without_surrogates
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError, named
 from jaxpfl.models.base import OOV as OOV
 from jaxpfl.models.base import PAD
 from jaxpfl.text.columns import texts_of
-from jaxpfl.text.tokenisers.splitting import CONTROL, SPLITTINGS, Split, words
 
 UNUSED, BOS, EOS = 0, 1, 2
 SPECIALS = ("<unused>", "<bos>", "<eos>", "<oov>")
 
 _FORMAT = "jaxpfl vocabulary 2"
 _FIELDS = {"format": str, "source": str, "splitting": str, "tokens": list, "counts": list}
+
+
+Split = Callable[[str], Iterable[str]]
+
+CONTROL = "[\x00-\x1f\x7f]"
+"""A regular expression of the characters that no word contains."""
+
+_CONTROL = re.compile(CONTROL)
+_UNICODE = unicodedata.ucd_3_2_0
+_ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*|[!-/:-@\[-`{-~]")
+_CLASSED_TOKEN = re.compile(r"w+(?:'w+)*|['s]")
+_LINE_CHARACTERS = 65_536
+
+
+@lru_cache(maxsize=65_536)
+def _classify(character: str) -> tuple[str, str]:
+    """The lower-case form, and its class: w word, s symbol, ' apostrophe, space, or "" removed."""
+    if character == "'":
+        return character, "'"
+    if "\ufe00" <= character <= "\ufe0f":
+        return "", ""
+    category = _UNICODE.category(character)
+    if category == "Cf":
+        return "", ""
+    if category == "Cc" or category[0] == "Z":
+        return " ", " "
+    if category == "Lu":
+        lower = character.lower()
+        return (lower, "w") if len(lower) == 1 else (character, "w")
+    return character, "w" if category[0] in "LMN" else "s"
+
+
+def words(text: str) -> Iterator[str]:
+    """Yields the normalised tokens of a text, which is cut after 65,536 code points."""
+    text = text[:_LINE_CHARACTERS]
+    if text.isascii():
+        for match in _ASCII_TOKEN.finditer(text.lower()):
+            yield match.group()
+        return
+    pairs = [_classify(c) for c in _UNICODE.normalize("NFC", without_surrogates(text))]
+    characters = "".join(pair[0] for pair in pairs)
+    classes = "".join(pair[1] for pair in pairs)
+    for match in _CLASSED_TOKEN.finditer(classes):
+        yield characters[match.start() : match.end()]
+
+
+def spaces(text: str) -> list[str]:
+    """The words between a text's spaces."""
+    text = without_surrogates(_CONTROL.sub("", text))
+    return [word for word in text.split(" ") if word]
+
+
+SPLITTINGS = MappingProxyType({"words": words, "spaces": spaces})
+"""The ways to split a text, by name."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +128,7 @@ class Vocabulary:
       counts: how often each was a target in the public text: 0 for the unused id and beginning of
         sentence; the number of sentences for end of sentence.
       source: the public text from which it was made.
-      splitting: how texts are split into its words, see `tokenisers.splitting`.
+      splitting: how texts are split into its words, one of `SPLITTINGS`.
     """
 
     tokens: tuple[str, ...]
@@ -71,8 +143,7 @@ class Vocabulary:
         if len(set(self.tokens)) != len(self.tokens):
             raise InputError("tokens must be distinct, found a duplicate")
         if len(self.counts) != len(self.tokens):
-            number = len(self.tokens)
-            raise InputError(f"counts must have {number}, one per token, found {len(self.counts)}")
+            raise InputError(f"there must be {len(self.tokens)} counts, found {len(self.counts)}")
 
     @classmethod
     def from_texts(
@@ -205,7 +276,7 @@ class Vocabulary:
         return np.frombuffer(ids, np.intc), np.array(words_N, np.int64)
 
     def _by_spaces(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """As `_one_by_one` with `splitting.spaces`, by Arrow: many times as fast."""
+        """As `_one_by_one` with `spaces`, by Arrow: many times as fast."""
         # Called by name: Arrow creates these functions at import, so that type checkers miss them.
         content = np.frombuffer(text_buffers(texts)[1], np.uint8) if len(texts) else np.zeros(0)
         if np.any((content < 32) | (content == 127)):

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpfl.models.checkpoints import folders
-from jaxpfl.models.cifg_lstm import CIFGLanguageModel
-from jaxpfl.models.cnn import classifier_cnn
+from jaxpfl.models.classifiers import MLP, classifier_cnn
 from jaxpfl.models.gan import GAN
-from jaxpfl.models.mlp import MLP
 from jaxpfl.models.own import from_functions
+from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.models.resnet import MultiLabelResNet
 from tests.refusals import refusal
 from tests.trees import assert_same

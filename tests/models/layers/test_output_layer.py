@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.models.layers.output_layer import mean_cross_entropy
+from jaxpfl.models.layers.embedding import mean_cross_entropy
 from tests import trees
 
 assert_close = partial(trees.assert_close, atol=1e-6)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from jaxpfl.text import char_lm
-from jaxpfl.text.character.top_words import log_probabilities, top_words
-from jaxpfl.text.character.words import END, START, SYMBOLS, encode_words
+from jaxpfl.text.character.top_words import top_words
+from jaxpfl.text.character.words import CHARACTER_IDS, END, START, SYMBOLS, encode_words
+from jaxpfl.text.metrics.prediction import log_probabilities
 from tests.models.test_recurrent import reference_logits
 
 # 0xc3 begins a character of two bytes and 0xa9 ends one; 0xff is in no UTF-8.
@@ -27,6 +28,11 @@ def params():
     # Large where nothing may be drawn: a missing mask would show.
     bias[[0, START]] = 9.0
     return params | {"output_bias": jax.numpy.asarray(bias)}
+
+
+def scored(params, rows):
+    after_start, never = np.insert(rows, 0, START, axis=1), CHARACTER_IDS.banned(SYMBOLS)
+    return log_probabilities(MODEL, params, after_start, never)
 
 
 def next_probabilities(params, prefix):
@@ -112,23 +118,21 @@ def test_invalid_utf8_is_a_word_that_shows_its_bytes(top):
 def test_scores_of_given_sequences(params, enumerated):
     """An unfinished sequence is scored as far as it goes, and what is never drawn at -inf."""
     rows = encode_words(["a", "ab", "ba\u00e9"], 4)[:, 1:]
-    got = log_probabilities(MODEL, params, rows)
+    got = scored(params, rows)
     for value, word in zip(got[:2], (b"a", b"ab"), strict=True):
         assert math.isclose(value, math.log(enumerated[word]), rel_tol=1e-5)
     prefix = next_probabilities(params, ())[ord("a")]
-    unfinished, banned = log_probabilities(
-        MODEL, params, np.array([[ord("a"), -1], [START, END]], np.int32)
-    )
+    unfinished, banned = scored(params, np.array([[ord("a"), -1], [START, END]], np.int32))
     assert math.isclose(unfinished, math.log(prefix), rel_tol=1e-5)
     assert banned == -math.inf
-    assert log_probabilities(MODEL, params, np.zeros((0, 3), np.int32)).shape == (0,)
+    assert scored(params, np.zeros((0, 3), np.int32)).shape == (0,)
 
 
 def test_scores_do_not_depend_on_the_batch(params):
     """More rows than one batch holds, and the last one not full."""
     rows = np.random.default_rng(0).choice([*ALPHABET, END], (1500, 4)).astype(np.int32)
-    many = log_probabilities(MODEL, params, rows)
-    np.testing.assert_allclose(log_probabilities(MODEL, params, rows[1490:]), many[1490:])
+    many = scored(params, rows)
+    np.testing.assert_allclose(scored(params, rows[1490:]), many[1490:])
 
 
 def test_a_model_that_never_ends_a_word_has_no_words(params):

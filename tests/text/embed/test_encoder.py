@@ -13,6 +13,7 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.text.embed import encoder as module
 from jaxpfl.text.embed.encoder import SentenceEncoder
+from jaxpfl.text.tokenisers.base import padded_batches
 from tests.published_models import in_shards
 from tests.refusals import refusal
 
@@ -92,9 +93,10 @@ def test_a_vector_does_not_depend_on_padding_or_batch_size(tiny, monkeypatch):
 
 def test_the_padded_lengths_hold_all_lengths_and_waste_little():
     for limit in (3, 6, 7, 64, 100, 2_000):
-        possible = module._padded_lengths(limit)
-        padded = possible[np.searchsorted(possible, np.arange(1, limit + 1))]
-        assert (padded >= np.arange(1, limit + 1)).all() and padded.max() == limit
+        rows = [np.ones(length, np.int32) for length in range(1, limit + 1)]
+        for places, tokens in padded_batches(rows, PADDED_LENGTHS, limit, 128):
+            assert tokens.shape[1] <= limit
+            assert (tokens == 1).sum(1)[: len(places)].tolist() == (places + 1).tolist()
     lengths = np.arange(8, 1_024)
     padded = PADDED_LENGTHS[np.searchsorted(PADDED_LENGTHS, lengths)]
     assert (padded < 1.34 * lengths).all() and (padded / lengths).mean() < 1.1

@@ -12,8 +12,7 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
-from jaxpfl.text.generation import prefill
-from jaxpfl.text.generation import sampling as sampling_module
+from jaxpfl.text.generation import sampling
 from jaxpfl.text.generation.decoding import Decoding, draw, keep_top_p, probabilities
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.tokenisers.base import Tokeniser, pad
@@ -145,7 +144,8 @@ def test_prompts_of_many_prefill_batches_go_through_the_same_slots(monkeypatch):
     """Requests begin in one batch and end in another; the ends make them of unequal length."""
     prompts = np.random.default_rng(1).integers(0, 37, (23, 6), np.int32)
     whole = drawn_by(LLAMA, prompts)
-    monkeypatch.setattr(sampling_module, "_prompts_per_batch", lambda padded_length: 2)
+    for tokens in ("_CPU_PREFILL_TOKENS", "_PREFILL_TOKENS"):
+        monkeypatch.setattr(sampling, tokens, 32)
     np.testing.assert_array_equal(drawn_by(LLAMA, prompts), whole)
     assert len(np.unique((whole != PAD).sum(-1))) > 3
 
@@ -170,7 +170,7 @@ def test_sharded_parameters(shape):
 
 def test_a_device_holds_its_own_heads_of_the_cache():
     """Also where the whole model lies on each of them: the cache may be larger than the model."""
-    cache = prefill.idle_slots(LLAMA, mesh_of(1, 2), slots=3, room=8, devices=1)().carry
+    cache = sampling.idle_slots(LLAMA, mesh_of(1, 2), slots=3, room=8, devices=1)().carry
     for whole in (cache.keys, cache.values):
         held = whole.sharding.shard_shape(whole.shape)
         assert np.prod(held) == whole.size / 2 and held[3] == 1
@@ -198,13 +198,13 @@ def test_the_cache_is_never_copied(compute):
     """What a step or a new request costs must not grow with the room of all slots."""
     slots, new = 5, 11
     model = Decoder(LLAMA.config, compute=compute)
-    program = prefill.Program(model, None, new, (3,), False, False)
-    state = prefill.idle_slots(model, None, slots, 16 + new, 1)()
+    program = sampling.Program(model, None, new, (3,), False, False)
+    state = sampling.idle_slots(model, None, slots, 16 + new, 1)()
     words = np.zeros((12, 2), np.uint32)
-    batch, _ = next(prefill.prefill_batches(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
-    controls = sampling_module._controls(LLAMA, Decoding(new), None)
+    batch, _ = next(sampling.prefill_batches(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
+    controls = sampling._controls(LLAMA, Decoding(new), None)
     last = jnp.bool(True)
-    lowered = prefill.run_prefill_batch.lower(
+    lowered = sampling.run_prefill_batch.lower(
         program, params_of(LLAMA), controls, state, batch, last
     )
     shapes = {

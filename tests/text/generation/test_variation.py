@@ -15,7 +15,7 @@ from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import Generated, LanguageModel, Writer
-from jaxpfl.text.generation.variation import Continue, MaskAndFill, Redraw, Rephrase, mask_and_fill
+from jaxpfl.text.generation.variation import Continue, MaskAndFill, Rephrase, mask_and_fill, redraw
 from tests.published_models import SIZES
 from tests.refusals import refusal
 from tests.text.masked_models import TINY_BERT, masked_model_folder
@@ -193,14 +193,14 @@ def test_redraw_replaces_three_of_ten_tokens_by_what_follows_those_before(writer
             return 200.0 * jax.nn.one_hot(letter - 32, self.vocab_size)
 
     knows = LanguageModel(Knows(writer.model.config), {}, writer.tokeniser)
-    found = Redraw(knows, steps=1)([alphabet] * 64, jax.random.key(0))
+    found = redraw(knows, steps=1)([alphabet] * 64, jax.random.key(0))
     # The first letter has no letter before it.
     assert {text[1:].lower() for text in found} == {alphabet[1:]}
     changed = np.mean([places(alphabet, text).mean() for text in found])
     assert changed == pytest.approx(0.3, abs=0.04)
     # A text that fits the model is not refused for the padding of its row.
     short = Decoder(dataclasses.replace(writer.model.config, positions=12))
-    vary = Redraw(LanguageModel(short, writer.params, writer.tokeniser), tokens=9)
+    vary = redraw(LanguageModel(short, writer.params, writer.tokeniser), tokens=9)
     found = vary(TEXTS, jax.random.key(0))
     assert found[2] == "" and found[1] != TEXTS[1]
     assert found == vary(TEXTS, jax.random.key(0)) != vary(TEXTS, jax.random.key(1))

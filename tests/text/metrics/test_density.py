@@ -6,7 +6,7 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
-from jaxpfl.models.cifg_lstm import CIFGLanguageModel
+from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.text.metrics.prediction import log_densities, unlikely
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS
 

@@ -14,10 +14,9 @@ from jaxpfl.models import adapter_trees
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.preference import log_probabilities as module
+from jaxpfl.text.preference import losses as module
 from jaxpfl.text.preference import optimisation as preference
 from jaxpfl.text.preference.groups import Groups, advantages, groups_of
-from jaxpfl.text.preference.log_probabilities import log_probabilities
 from jaxpfl.text.preference.losses import Constants, Objective, dpo, ipo, log_ratio
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
 from tests.refusals import refusal
@@ -98,7 +97,7 @@ def test_a_shared_prompt_is_as_good_as_a_copy_each(name):
     model, params = _model(name)
     pairs = _pairs()
     assert len(np.unique(np.sum(pairs.responses_NxGxT >= 0, axis=2))) > 2
-    found = log_probabilities(model, params, pairs, microbatch_size=3, multiple=8)
+    found = module.log_probabilities(model, params, pairs, microbatch_size=3, multiple=8)
     expected = _separately(model, params, _copies(pairs))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert np.all((found < 0) == (pairs.responses_NxGxT >= 0))
@@ -108,7 +107,7 @@ def test_end_of_text_counts_and_padding_does_not():
     model, params = _model()
     both = np.array([[[5, 6, 0], [5, 6, -1]]], np.int32)
     pairs = Groups(np.array([[3, 4]], np.int32), both)
-    ((chosen, rejected),) = log_probabilities(model, params, pairs).sum(axis=2)
+    ((chosen, rejected),) = module.log_probabilities(model, params, pairs).sum(axis=2)
     hidden = model.hidden(params, jnp.asarray([[3, 4, 5, 6]]))
     end = jax.nn.log_softmax(model.logits(params, hidden)[0, -1])[0]
     assert float(chosen - rejected) == pytest.approx(float(end), rel=1e-4)
@@ -178,9 +177,9 @@ def test_tuning_raises_the_margin_of_held_out_pairs(loss):
     settings = dataclasses.replace(SETTINGS, loss=loss, tau=0.1, batch_size=16, epochs=6)
     tuned = tune(model, params, _preferring(160, 0), settings, seed=0)
     held_out = _preferring(40, 1)
-    reference = log_probabilities(plain, start, held_out)
-    before = evaluate(log_probabilities(model, params, held_out), reference, settings)
-    after = evaluate(log_probabilities(model, tuned.params, held_out), reference, settings)
+    reference = module.log_probabilities(plain, start, held_out)
+    before = evaluate(module.log_probabilities(model, params, held_out), reference, settings)
+    after = evaluate(module.log_probabilities(model, tuned.params, held_out), reference, settings)
     assert before["margin"] == pytest.approx(0, abs=1e-5)
     assert after["margin"] > (0.5 if loss == "dpo" else 0.25)
     assert after["accuracy"] > 0.85
@@ -312,7 +311,7 @@ def test_ids_beyond_the_vocabulary_are_refused_and_not_read_as_others(place, ids
     groups = Groups(given["prompt"], given["response"])
     adapted = dataclasses.replace(model, lora=LoRA())
     for call in (
-        lambda: log_probabilities(model, {}, groups),
+        lambda: module.log_probabilities(model, {}, groups),
         lambda: tune(adapted, {}, groups, seed=0),
     ):
         refusal(call, "groups must have token ids in 0 .. 30")

@@ -9,8 +9,7 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.text.preference.groups import last_tokens
-from jaxpfl.text.tokenisers.chat import ChatTemplate, read_template
-from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
+from jaxpfl.text.tokenisers.fast import ChatTemplate, FastTokeniser, hugging_face, read_template
 from tests.published_models import CHAT_TEMPLATE, write_tokeniser
 from tests.refusals import refusal
 

@@ -22,7 +22,7 @@ from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers.public_words import public_words
-from jaxpfl.text.tokenisers.splitting import SPLITTINGS, spaces
+from jaxpfl.text.tokenisers.vocabulary import SPLITTINGS, spaces
 from tests.data.tff_files import example, write_file
 from tests.refusals import refusal
 

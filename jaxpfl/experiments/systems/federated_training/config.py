@@ -11,7 +11,7 @@ from jaxpfl.errors import InputError, named
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import MultiLabelConfig, PublishedDecoderConfig
 from jaxpfl.experiments.engine.setting import KeepBest
-from jaxpfl.models.mlp import MLP
+from jaxpfl.models.classifiers import MLP
 from jaxpfl.privacy.guarantee import Unit
 from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.cut import Cut

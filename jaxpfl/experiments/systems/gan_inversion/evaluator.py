@@ -15,7 +15,7 @@ from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.experiments.systems.workspace import stored_params
 from jaxpfl.federated.clients.evaluation import logits
-from jaxpfl.models.cnn import CNN, classifier_cnn
+from jaxpfl.models.classifiers import CNN, classifier_cnn
 
 _MOST_TESTED = 5_000
 

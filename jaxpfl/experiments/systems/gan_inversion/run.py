@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.federated_metrics import ReleasedMetrics, with_correct
-from jaxpfl.algorithms.federated_sums import COLUMN, Rates
+from jaxpfl.algorithms.federated_metrics import COLUMN, Rates, ReleasedMetrics, with_correct
 from jaxpfl.data.corruptions import invert_pixels, inverted
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import (
@@ -30,7 +29,7 @@ from jaxpfl.experiments.systems.gan_inversion.evaluator import ImageEvaluator, i
 from jaxpfl.experiments.systems.gan_inversion.study import LEAST_SHARE, SIDES, Study
 from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
 from jaxpfl.federated.clients.evaluation import correct_examples
-from jaxpfl.models.cnn import CNN
+from jaxpfl.models.classifiers import CNN
 from jaxpfl.models.gan import sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 

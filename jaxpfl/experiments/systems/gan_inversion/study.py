@@ -30,8 +30,13 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
-from jaxpfl.algorithms.federated_metrics import MetricsPlan, federated_metrics
-from jaxpfl.algorithms.federated_sums import COLUMN, federated_sums, plan_of_everyone
+from jaxpfl.algorithms.federated_metrics import (
+    COLUMN,
+    MetricsPlan,
+    federated_metrics,
+    federated_sums,
+    plan_of_everyone,
+)
 from jaxpfl.data.selection import examples_of_slice
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine import build, description
@@ -40,7 +45,7 @@ from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.federated.audits.rehearsal import column, rehearse
-from jaxpfl.models.cnn import classifier_cnn
+from jaxpfl.models.classifiers import classifier_cnn
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 

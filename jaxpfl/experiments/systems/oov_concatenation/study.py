@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.federated_sums import COLUMN
+from jaxpfl.algorithms.federated_metrics import COLUMN
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import fit_adam

@@ -37,7 +37,7 @@ from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.variation import Continue, Redraw, Rephrase
+from jaxpfl.text.generation.variation import Continue, Rephrase, redraw
 
 Texts = Mapping[str, list[str]]
 
@@ -343,7 +343,7 @@ def vary_of(models: StudyModels) -> Vary:
         case "rephrase":
             return Rephrase(generator, tokens, Decoding(stop=stop), clean)
         case "redraw":
-            fill: Vary = Redraw(generator, tokens)
+            fill: Vary = redraw(generator, tokens)
         case _:
             fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
 

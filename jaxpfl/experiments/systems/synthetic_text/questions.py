@@ -46,7 +46,7 @@ from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder
-from jaxpfl.text.embed.hidden_states import HiddenStates
+from jaxpfl.text.embed.encoder import HiddenStates
 
 EMBEDDING, JUDGE = "embedding", "judge"
 """The columns of what clients are asked for."""

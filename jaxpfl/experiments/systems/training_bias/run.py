@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.federated_sums import COLUMN
+from jaxpfl.algorithms.federated_metrics import COLUMN
 from jaxpfl.data.corruptions import replace_texts
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.records.artifacts import Artifact

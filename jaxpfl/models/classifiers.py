@@ -1,9 +1,9 @@
-"""Two convolutional classifiers, for any image size and number of classes.
+"""Classifiers: two convolutional networks, for any image size, and one for rows of numbers.
 
 `classifier_cnn` is the primary classifier of Augenstein et al. 2020 ("Generative models for
 effective ML on private, decentralized datasets"), `emnist_cnn` the EMNIST network of Reddi et al.
 2021 ("Adaptive federated optimization") without its dropout: a client takes few local steps, and
-clipping and noise regularise already.
+clipping and noise regularise already. `MLP` has a hidden layer, or none for logistic regression.
 """
 
 from dataclasses import dataclass
@@ -117,8 +117,7 @@ class CNN(Checked, NetworkModel, Classifier):
     hidden: NonNegativeInt = 0
     form: Form = "auto"
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_fields(self) -> None:
         check_images(self.image_shape)
         features, hidden = _SIZES.get(self.name, ((), 0))
         object.__setattr__(self, "features", self.features or features)
@@ -137,11 +136,9 @@ class CNN(Checked, NetworkModel, Classifier):
         return self._merged(params)(image_BxHxWxC)
 
 
-def classifier_cnn(
-    image_shape: tuple[int, int, int] = (28, 28, 1), classes: int = 36, form: Form = "auto"
-) -> CNN:
+def classifier_cnn(image_shape: tuple[int, int, int] = (28, 28, 1), classes: int = 36) -> CNN:
     """Conv 32, pool, conv 64, pool, conv 64, dense 64, dense: 95,012 parameters by default."""
-    return CNN("classifier_cnn", image_shape, classes, form=form)
+    return CNN("classifier_cnn", image_shape, classes)
 
 
 def emnist_cnn(
@@ -149,3 +146,44 @@ def emnist_cnn(
 ) -> CNN:
     """Conv 32, conv 64, pool, dense 128, dense: 1,206,590 parameters by default."""
     return CNN("emnist_cnn", image_shape, classes, form=form)
+
+
+@dataclass(frozen=True)
+class MLP(Checked, Classifier):
+    """Features to classes; batches hold "features" float [B, features] and "label" int32 [B].
+
+    Each feature x becomes arcsinh(x), which is x near 0 and sign(x) log(2 |x|) far from it: the
+    scale of private features is not known, and raw ones of size 10,000 would let the gradient of a
+    single one use up the clip norm. `hidden` is the width of the layer of rectified linear units; 0
+    is logistic regression.
+    """
+
+    features: PositiveInt
+    classes: PositiveInt
+    hidden: NonNegativeInt = 64
+    name: Literal["classifier_mlp"] = "classifier_mlp"
+
+    columns = ("features", "label")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.features,)
+
+    def init(self, key: Array) -> Params:
+        """Glorot-uniform kernels and zero biases."""
+        sizes = [self.features, *([self.hidden] if self.hidden else []), self.classes]
+        return {
+            f"layer_{place}": {
+                "kernel": glorot_uniform(jax.random.fold_in(key, place), shape),
+                "bias": jnp.zeros(shape[1], jnp.float32),
+            }
+            for place, shape in enumerate(zip(sizes, sizes[1:], strict=False))
+        }
+
+    def logits(self, params: Params, features_BxF: Array) -> Array:
+        x_BxF = jnp.arcsinh(features_BxF.astype(jnp.float32))
+        for place in range(len(params)):
+            layer = params[f"layer_{place}"]
+            x_BxF = jax.nn.relu(x_BxF) if place else x_BxF
+            x_BxF = x_BxF @ layer["kernel"] + layer["bias"][None, :]
+        return x_BxF
