@@ -100,7 +100,7 @@ class Trained:
         Args:
           own: the parameters of the client with this id.
         """
-        rows = data.open(table, rows=self.fields, by_client=True)
+        rows = data.open(table, rows=self.fields)
         name, parts = self._column(rows), []
         for index, client in enumerate(rows.client_ids.to_pylist()):
             if len(inputs := rows.examples(index)[name]):
@@ -158,7 +158,7 @@ class Trained:
         """What names the rows in messages, their numbers, and what the model reads of them."""
         name = self._input_name()
         if isinstance(rows, str | Path):
-            population = data.open(rows, rows=self.fields)
+            population = data.open(rows, rows={**self.fields, "client": "*"})
             where, inputs = population.name, population.columns[self._column(population)]
             numbers = list(range(1, population.num_examples + 1))
             if population.unit.endswith("row"):

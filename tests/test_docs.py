@@ -2,10 +2,14 @@
 
 import ast
 import doctest
+import importlib
 import importlib.util
 import json
+import operator
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +20,7 @@ import nbformat
 import pytest
 import yaml
 
+import jaxpfl
 from jaxpfl.cli import parser
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import shipped
@@ -77,17 +82,62 @@ def test_files_and_modules_that_a_page_names_exist(page: Path):
     assert not missing, f"{_name(page)} names {missing}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_python_examples_are_valid_and_use_names_that_exist(page: Path):
-    import jaxpfl
+def _code() -> dict[str, str]:
+    """The Python of each notebook and page, by name."""
+    code = {}
+    for path in NOTEBOOKS:
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        code[f"notebook_{path.stem}"] = "\n".join(sources)
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        sources = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        for session in SESSION.findall(text):
+            sources += [part.source for part in doctest.DocTestParser().get_examples(session)]
+        code[f"page_{page.stem}"] = "\n".join(["import jaxpfl as jp", *sources])
+    return code
 
-    for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
-        for node in ast.walk(ast.parse(block)):
-            dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-            if re.fullmatch(r"jp(\.\w+)+", dotted):
-                found = jaxpfl
-                for name in dotted.split(".")[1:]:
-                    found = getattr(found, name)
+
+@pytest.mark.parametrize(("name", "code"), _code().items(), ids=_code().keys())
+def test_python_examples_are_valid_and_use_names_that_exist(name: str, code: str):
+    for node in ast.walk(ast.parse(code)):
+        dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if re.fullmatch(r"jp(\.\w+)+", dotted):
+            operator.attrgetter(dotted.removeprefix("jp."))(jaxpfl)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("jaxpfl"):
+            module = importlib.import_module(str(node.module))
+            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+# A method that is gone, an argument that is gone, and a result that is two by now.
+WRONG = """\
+import jaxpfl as jp
+from jaxpfl.algorithms.popri import synthesise
+jp.data.open("clients.jsonl").texts()
+jp.Clip(1.0, norms=2.0)
+"".join(synthesise(*[], seed=1))
+"""
+RULES = ("reportAttributeAccessIssue", "reportCallIssue", "reportArgumentType")
+# Where a value is of the right kind for all that the types say, or is no concern of the check.
+POSSIBLE = re.compile(r'Argument of type "(None|Overload\[|[^"\[]+ \|)|No overloads for')
+
+
+def test_code_of_notebooks_and_pages_fits_what_it_calls(tmp_path: Path):
+    """Attributes and arguments, by the type checker: nothing is run."""
+    pytest.importorskip("pyright")
+    for name, code in {**_code(), "wrong": WRONG}.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    ended = subprocess.run([*command, "-p", str(tmp_path)], capture_output=True, text=True)
+    found = []
+    for fault in json.loads(ended.stdout)["generalDiagnostics"]:
+        if fault.get("rule") in RULES and not POSSIBLE.match(fault["message"]):
+            line = fault["range"]["start"]["line"] + 1
+            found.append(f"{Path(fault['file']).stem}, line {line}: {fault['message']}")
+    wrong = [fault for fault in found if fault.startswith("wrong, ")]
+    assert {fault.split(":")[0] for fault in wrong} == {f"wrong, line {n}" for n in (3, 4, 5)}
+    assert found == wrong, "\n".join(found)
 
 
 def _commands() -> list[Any]:

@@ -79,7 +79,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a negative epsilon": (lambda: plan(epsilon=-1.0), "epsilon positive -1"),
     "epsilon as text": (lambda: plan(epsilon="8"), "epsilon number '8'"),
     "epsilon NaN": (lambda: plan(epsilon=float("nan")), "epsilon finite nan"),
-    "a large delta": (lambda: plan(delta=0.5), "delta smaller allow_large_delta"),
+    "a large delta": (lambda: plan(delta=0.5), "delta smaller"),
     "half a round": (lambda: plan(rounds=1.5), "rounds whole number 1.5"),
     "a number as the clip": (lambda: plan(clip=1.0), "clip Clip found float"),
     "a clip norm of 0": (lambda: jp.Clip(0.0), "clip_norm positive"),

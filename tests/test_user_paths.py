@@ -85,7 +85,7 @@ def test_a_ledger_is_one_file_in_all_folders(home, name):
     Ledger.add_source(name, CLIENTS)
     assert len(Ledger.read(name)) == 1
     assert main(["budget", str(name), "--delta", "1e-3"]) == 0
-    assert not os.listdir() and (home("a") / "run").is_dir() and not os.listdir()
+    assert not os.listdir() and not (home("a") / "run").exists() and not os.listdir()
 
 
 def test_a_ledger_has_one_key_by_whatever_link_it_is_named(home):

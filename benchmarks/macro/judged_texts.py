@@ -113,9 +113,10 @@ def of_people(clients: Population, person_C: np.ndarray) -> Population:
 
 
 def audited(texts: Sequence[str], training: Population, held_out: Population) -> dict[str, Any]:
-    """`jaxpfl audit --texts`: its verdict, the longest run of words in common with each side, and
-    by number of words how many training and held-out people have such a run. Exact counts, of
-    people whose texts are published.
+    """`jaxpfl audit --texts`: its verdict, and the longest run of words in common with each side.
+
+    Also, by number of words, how many training and held-out people have such a run. Exact counts,
+    of people whose texts are published.
     """
     result = leakage({"texts": texts}, training, held_out)
     by_writer = result["writers"]["texts"]

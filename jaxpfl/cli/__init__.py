@@ -11,6 +11,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -81,91 +82,66 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "run": _Command(
-        runs.add_run, runs.run, "Carry out an experiment.",
-        "run quickstart --out runs/mine --training.rounds 30", takes_overrides=True,
-    ),
-    "init": _Command(
-        begin.add_init, begin.init,
-        "Write a config that runs on a table of your own.",
-        "init messages.csv --client user --text message",
-    ),
+    "run": _Command(runs.add_run, runs.run, "Carry out an experiment.",
+        "run quickstart --out runs/mine --training.rounds 30", takes_overrides=True),
+    "init": _Command(begin.add_init, begin.init, "Write a config that runs on a table of your own.",
+        "init messages.csv --client user --text message"),
     "synthesize": _Command(
         begin.add_synthesize, begin.synthesize,
         "Choose public texts that, together, are like those of your own table, by one release.",
-        "synthesize messages.csv --client user --text message --public news.jsonl --epsilon 4",
-    ),
+        "synthesize messages.csv --client user --text message --public news.jsonl --epsilon 4"),
     "configs": _Command(
-        begin.add_configs, begin.configs, "List the configs that come with jaxpfl.", "configs"
-    ),
-    "data": _Command(
-        data.add, data.run, "List the data sets that the configs read, and fetch one.",
-        "data get shakespeare --folder data/tff",
-    ),
+        begin.add_configs, begin.configs, "List the configs that come with jaxpfl.", "configs"),
+    "data": _Command(data.add, data.run, "List the data sets that the configs read, and fetch one.",
+        "data get shakespeare --folder data/tff"),
     "resume": _Command(
         runs.add_resume, runs.resume, "Continue an interrupted run, to the same final bits.",
-        "resume runs/mine",
-    ),
+        "resume runs/mine"),
     "sweep": _Command(
         runs.add_sweep, runs.sweep, "Carry out one experiment at every point of a grid.",
-        "sweep grid.yaml --out runs/grid --seeds 3", takes_overrides=True,
-    ),
+        "sweep grid.yaml --out runs/grid --seeds 3", takes_overrides=True),
     "export": _Command(
         runs.add_export, runs.export,
         "Write what a finished run made, a model or synthetic texts, in formats others read.",
-        "export runs/mine exported",
-    ),
+        "export runs/mine exported"),
     "predict": _Command(
-        runs.add_predict, runs.predict,
-        "Write what a trained model predicts for the rows of a table.",
-        "predict exported new.csv --out predictions.csv",
-    ),
-    "report": _Command(
-        runs.add_report, runs.report, "Write a run's report.html and its plots anew.",
-        "report runs/mine",
-    ),
+        runs.add_predict, runs.predict, "Write what a trained model predicts for a table's rows.",
+        "predict exported new.csv --out predictions.csv"),
+    "report": _Command(runs.add_report, runs.report, "Write a run's report.html and plots anew.",
+        "report runs/mine"),
     "compare": _Command(
         runs.add_compare, runs.compare,
         "Put runs side by side: the settings that differ, scores and curves.",
-        "compare runs/mine runs/mine-2 --out runs/compared",
-    ),
+        "compare runs/mine runs/mine-2 --out runs/compared"),
     "convert": _Command(
         data.add_convert, data.run_convert, "Write clients' data to a folder that opens at once.",
-        "convert 'clients.jsonl.gz?client=author&text=body' clients",
-    ),
+        "convert 'clients.jsonl.gz?client=author&text=body' clients"),
     "convert-model": _Command(
-        data.add_convert_model, data.run_convert_model,
-        "Write the model in a GGUF file to a folder.",
-        "convert-model SmolLM2-135M-Instruct.Q4_1.gguf smollm2",
-    ),
+        data.add_convert_model, data.run_convert_model, "Write a GGUF file's model to a folder.",
+        "convert-model SmolLM2-135M-Instruct.Q4_1.gguf smollm2"),
     "budget": _Command(
         privacy.add_budget, privacy.budget,
         "Show what all releases in a ledger, or in several, have cost together.",
-        "budget runs/mine/ledger.jsonl --delta 1e-5",
-    ),
+        "budget runs/mine/ledger.jsonl --delta 1e-5"),
     "verify": _Command(
         privacy.add_verify, privacy.verify,
         "Check certificates: compute each epsilon again, and compare ledgers and weights.",
-        "verify runs/mine/certificate.json --ledger runs/mine/ledger.jsonl",
-    ),
+        "verify runs/mine/certificate.json --ledger runs/mine/ledger.jsonl"),
     "calibrate": _Command(
         privacy.add_calibrate, privacy.calibrate,
         "Compute the noise that an epsilon needs, or the epsilon that a noise gives.",
-        "calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 --clients-per-round "
-        "1000",
-    ),
+        "calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 "
+        "--clients-per-round 1000"),
     "audit": _Command(
         privacy.add_audit, privacy.audit,
         "Attack the releases of a config, for a lower bound on their epsilon; or compare how much "
         "published texts repeat training clients and held-out ones.",
-        "audit quickstart --runs 16", takes_overrides=True,
-    ),
+        "audit quickstart --runs 16", takes_overrides=True),
     "fred": _Command(
         begin.add_fred, begin.fred,
         "Rank public corpora by a private Frechet distance to clients' data.",
         "fred --private docstrings:jax,scipy --candidates docstrings:numpy docstrings:rich "
-        "--epsilon 0.6 --delta 2e-6",
-    ),
+        "--epsilon 0.6 --delta 2e-6"),
 }  # fmt: skip
 
 
@@ -223,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with terminable():
             result = parsed.command.run(parsed, rest)
     except (InputError, BudgetExhausted) as error:
-        return _fail(error, str(error), error.exit_code, as_json)
+        return _fail(error, _as_typed(str(error), given, parsed), error.exit_code, as_json)
     except KeyboardInterrupt as error:
         return _fail(error, str(error) or "interrupted", 128 + getattr(error, "number", 2), as_json)
     except OSError as error:
@@ -255,6 +231,22 @@ def _shown(text: str, code: int, place: str | None = None) -> int:
     what = f"error: stdout could not take the result: {lost.strerror}; the rest is done{kept}"
     print(printable(what), file=sys.stderr)
     return code or (128 + signal.SIGPIPE if lost.errno == errno.EPIPE else _LOST)
+
+
+def _as_typed(message: str, given: Sequence[str], parsed: argparse.Namespace) -> str:
+    """Names a message's settings by their options; one of a word only where a sentence begins."""
+    names = [name.replace("_", "-") for name in vars(parsed) if "_" in name]
+    names += [argument[2:].partition("=")[0] for argument in given if argument.startswith("--")]
+    options = {f".{name.replace('-', '_')}": f"--{name}" for name in names}
+
+    def option(match: re.Match[str]) -> str:
+        if match[0] in given:  # a file's name
+            return match[0]
+        key = f".{match[0]}"
+        same = [options[name] for name in options if name.endswith(key) or key.endswith(name)]
+        return same[0] if len(same) == 1 else match[0]
+
+    return re.sub(r"((?:^|(?<=: ))[a-z]|(?<![\w./-])[a-z]+[._])[\w.]*(?= )", option, message)
 
 
 def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:

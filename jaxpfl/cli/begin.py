@@ -33,10 +33,6 @@ def _stem(file: str) -> str:
     return name.partition(".")[0]
 
 
-def _hyphened(text: str) -> str:
-    return text.replace("_", "-")
-
-
 def add_configs(parser: argparse.ArgumentParser) -> None:
     text = "print this config, for you to change: jaxpfl configs quickstart > mine.yaml"
     parser.add_argument("name", metavar="NAME", nargs="?", help=text)
@@ -68,7 +64,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help=_TABLE)
     common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
     task = "training (default); synthetic-text: only shows the command that chooses public texts"
-    parser.add_argument("--task", type=_hyphened, choices=_TASKS, default=_TASKS[0], help=task)
+    parser.add_argument("--task", choices=_TASKS, default=_TASKS[0], help=task)
     for name, text in _COLUMNS.items():
         parser.add_argument(f"--{name}", metavar="COLUMN", help=text)
 

@@ -22,25 +22,24 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
 
 def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     delta = checks.open_fraction("--delta", arguments.delta)
+    from jaxpfl.privacy.accounting import rounded_up
     from jaxpfl.privacy.ledger import Ledger, together
 
     ledgers = [Ledger.read(path) for path in arguments.ledgers]
     records = [
         {"ledger": str(file.path), **file.summary(delta, arguments.accountant)} for file in ledgers
     ]
-    first, number = records[0], sum(record["charges"] for record in records)
-    terms = f"unit = {first['unit']}, adjacency = {first['adjacency']}"
+    number = sum(record["charges"] for record in records)
+    cost = together(ledgers, delta, arguments.accountant)
+    text = f"{cost.statement()}, {number} releases"
     if len(records) == 1:
-        cost = f"epsilon = {first['epsilon']:.4g} at delta = {delta:g}, {number} releases, {terms}"
-        return {**first, "text": f"{cost}, accountant = {first['accountant']}"}
+        return {**records[0], "text": text}
     from jaxpfl.experiments.report.page import Table, text_lines
 
-    epsilon = together(ledgers, delta, arguments.accountant)
-    whole = {"ledger": "all, if of the same clients", "epsilon": epsilon, "charges": number}
-    rows = [(r["ledger"], f"{r['epsilon']:.4g}", str(r["charges"])) for r in (*records, whole)]
+    rows = [(r["ledger"], rounded_up(r["epsilon"]), str(r["charges"])) for r in records]
     lines = text_lines(Table(("ledger", "epsilon", "releases"), rows, (1, 2)))
-    text = "\n".join([*lines, f"at delta = {delta:g}, {terms}"])
-    return {"epsilon": epsilon, "delta": delta, "charges": number, "ledgers": records, "text": text}
+    whole = {"epsilon": cost.epsilon(), "delta": delta, "charges": number, "ledgers": records}
+    return {**whole, "text": "\n".join([*lines, f"all, if of the same clients: {text}"])}
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -139,23 +138,15 @@ def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
         separation=arguments.separation,
     )
     rows, cells = [mechanism.row() for mechanism in mechanisms], []
+    forms = dict.fromkeys(("population", "clients_per_round", "separation"), ",")
+    forms |= {"noise_multiplier": ".4g", "noise_to_batch_ratio": ".3g", "noise_of_sums": ".3g"}
     for row in rows:
-        sums, population = row["noise_of_sums"], row["population"]
-        of_all = [other["noise_of_sums"] for other in rows if other["population"] == population]
-        least = min(other or math.inf for other in of_all)
-        cells.append(
-            (
-                f"{population:,}",
-                row["mechanism"],
-                row["adjacency"].replace("_", " "),
-                f"{row['clients_per_round']:,}",
-                f"{row['separation']:,}" if row["separation"] else "",
-                f"{row['noise_multiplier']:.4g}",
-                f"{row['noise_to_batch_ratio']:.3g}",
-                "" if sums is None else f"{sums:.3g}",
-                "least" if sums == least else "",
-            )
-        )
+        of_all = [other for other in rows if other["population"] == row["population"]]
+        least = min(other["noise_of_sums"] or math.inf for other in of_all)
+        numbers = [format(row[name], form) if row[name] else "" for name, form in forms.items()]
+        words = row["mechanism"], row["adjacency"].replace("_", " ")
+        mark = "least" if row["noise_of_sums"] == least else ""
+        cells.append((numbers[0], *words, *numbers[1:], mark))
     titles = ("clients", "sampling, noise", "adjacency", "in a round", "once in rounds")
     titles = (*titles, "noise multiplier", "noise-to-batch ratio", "noise of sums", "")
     lines = text_lines(Table(titles, cells, (0, 3, 4, 5, 6, 7)))

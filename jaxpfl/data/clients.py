@@ -98,8 +98,7 @@ def fault_of(ids: pa.Array) -> tuple[int, str] | None:
 
 
 def hashes(ids: Sequence[str]) -> np.ndarray:
-    """Hashes, int64 [ids], that are equal where ids differ by case, blanks around them, their
-    Unicode normal form or a UUID's dashes alone."""
+    """Hashes, int64 [ids], equal where case, outer blanks, normal form or UUID's dashes differ."""
     alike = (unicodedata.normalize("NFKC", id_).strip(_BLANKS).casefold() for id_ in ids)
     return np.fromiter((hash(_UUID.sub(r"\1\2\3\4\5", id_)) for id_ in alike), np.int64, len(ids))
 

@@ -1,6 +1,7 @@
-"""Columns: one value per example. Numbers are numpy arrays, or `Padded` rows of token ids; texts
-are Arrow strings; token ids as they are stored are `Sequences`. `Mapped` and `MappedText` are the
-numbers and texts of a file that is verified as it is read.
+"""Columns: one value per example.
+
+Numbers are numpy arrays, or `Padded` rows of token ids; texts are Arrow strings; token ids as they
+are stored are `Sequences`. `Mapped` and `MappedText` are those of a file, verified as it is read.
 
 Policy for text (the same on every platform): Unicode, kept as it came, without normalisation. A
 lone surrogate, which no encoding of Unicode text can hold, becomes U+FFFD. NUL is a character like
@@ -92,8 +93,7 @@ def as_column(what: str, values: Any) -> Column:
 
 
 def from_arrow(array: pa.Array) -> Any:
-    """The column of an array without missing values: of strings, numbers, booleans, or fixed-size
-    lists of numbers, [examples, ...]."""
+    """A column, [examples, ...], of strings, numbers, booleans or lists of one size, all there."""
     if pa.types.is_large_string(array.type):
         return array
     shape = []

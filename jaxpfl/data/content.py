@@ -27,20 +27,20 @@ class Roots(NamedTuple):
 
 
 def content_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
-    """SHA-256 (hex) of columns and offsets, however they are stored. PRIVATE: a guess of the data
-    can be tested against it.
+    """SHA-256 (hex) of columns and offsets, however they are stored.
 
-    It reads all columns except whole ones of a file, whose roots the manifest states.
+    PRIVATE: a guess of the data can be tested against it. It reads all columns except whole ones of
+    a file, whose roots the manifest states.
     """
     return hash_of({name: _roots(column) for name, column in columns.items()}, offsets)
 
 
 def origin_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
-    """As `content_hash`, but reads nothing of a mapped file: for rows that were selected from one,
-    it hashes their numbers and the root of their stored column. PRIVATE.
+    """As `content_hash`, but reads nothing of a mapped file. PRIVATE.
 
-    The hash differs if a byte of a column differs; a byte that was altered behind the file's
-    manifest is refused when it is read.
+    For rows that were selected from one, it hashes their numbers and the root of their stored
+    column. The hash differs if a byte of a column differs; a byte that was altered behind the
+    file's manifest is refused when it is read.
     """
     return hash_of({name: _roots(column, True) for name, column in columns.items()}, offsets)
 
@@ -137,8 +137,7 @@ def _roots(column: Column, origins: bool = False) -> Roots:
 
 
 def _stored(column: Column) -> tuple[list[Mapped], list[str]]:
-    """The stored columns that a mapped one reads, and which of their sequences, if not all; no
-    columns for one in memory."""
+    """The stored columns that one reads, none in memory; which of their sequences, if not all."""
     if isinstance(column, Mapped):
         return [column], []
     if isinstance(column, MappedText):

@@ -257,15 +257,13 @@ def open(
     *,
     public: bool = False,
     rows: Mapping[str, Any] | None = None,
-    by_client: bool = False,
 ) -> Population:
     """The population of a source; a population is its own source.
 
     Args:
       public: it does not matter whose its examples are; no field of clients need be named.
-      rows: of a table, reads rows without clients and labels: each is a client, named by its
-        number. These fields, see `fields_of`, are read unless its options name others.
-      by_client: such rows are grouped by the field of clients.
+      rows: of a table, reads rows without labels. These fields, see `fields_of`, are read unless
+        its options name others; a "client" is read in place of theirs.
 
     Raises:
       InputError: no such reader, package, file or option; or the content of the file is not valid.
@@ -281,7 +279,7 @@ def open(
     if rows is not None and parsed.kind in ("table", "saved", "huggingface", "npz"):
         if not {*_READ} & {*options}:
             options |= {name: tuple(rows[name]) for name in _READ if rows.get(name)}
-        options |= {"label": None} | ({} if by_client else {"client": EACH_ROW})
+        options |= {"label": None, **{name: rows[name] for name in rows if name == "client"}}
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
     population = _read(parsed, options, public)
     if parsed.scheme is not None:

@@ -24,8 +24,7 @@ _EXAMPLES = 2**15  # of a batch
 
 
 class _Content:
-    """The SHA-256 of columns and offsets, computed when it is first asked for; shared by all
-    populations that are derived from one."""
+    """The SHA-256 of columns and offsets, computed once for all populations derived from one."""
 
     def __init__(
         self, columns: Mapping[str, Column], offsets: np.ndarray, sha256: str | None = None

@@ -25,6 +25,7 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import with_strategy
+from jaxpfl.experiments.engine.run_directory import first_attempt
 from jaxpfl.experiments.records.lines import FROM_PYTHON, leaves, record_attempt, where_begun
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, page_lines, write_page
@@ -91,7 +92,7 @@ def run(
         config = pinned(config)
         _require_alike(config)
         workspace = Workspace(with_strategy(config), directory, shown, shared, system)
-        with processes.led(files.exclusive(directory)):
+        with processes.led(first_attempt(directory, workspace.ledgers)):
             processes.decide("the directory", require_new)
             _ = workspace.study  # All processes read their clients at once.
             processes.decide("the beginning", workspace.begin)

@@ -119,8 +119,6 @@ def choose_corpus(
                 distinct.update(of_all)
                 number = sum(corpus.num_examples for corpus in distinct.values())
                 text_pool.require_larger(number, choose, "the texts that are to be chosen")
-            for folder in (directory, file.parent):
-                folder.mkdir(parents=True, exist_ok=True)
 
         def stated() -> str:
             released.save(directory / "moments.npz")
@@ -171,6 +169,7 @@ def choose_corpus(
         with books as charged:
             processes.decide("the budget", lambda: require_affordable(query, charged, run=""))
             if leads():
+                file.parent.mkdir(parents=True, exist_ok=True)
                 # Kept for the next ranking.
                 stored = files.private_directory(directory / "private") / _key(used, function)
                 if not stored.exists():

@@ -100,7 +100,7 @@ def _mechanisms(ledgers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             plan, cohorts = query["plan"], "all take part"
             if plan["clients_per_round"] is not None:
                 taken, number = plan["clients_per_round"], plan["population"]
-                cohorts = f"{plan['sampling']} cohorts of {taken:,} of {number:,}"
+                cohorts = f"{_words(plan['sampling'])} cohorts of {taken:,} of {number:,}"
             yield (
                 f"{query['label']}: Gaussian noise ({plan['noise']}, added by "
                 f"{'each client' if 'trust' in plan else 'the server'}), multiplier "

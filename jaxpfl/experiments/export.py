@@ -83,7 +83,7 @@ def export_selected(
         with as_written(directory, "it cannot be exported"):
             made, _, kind = made_by(directory)
         card = _card(f"{title}: {kind}", statement, made)
-        card["terms"]["accountant"] = "rdp"
+        card["terms"]["accountant"] = "RDP"
         return _write(folder, made, card, certificate)
     return _files_in(folder)
 
@@ -187,8 +187,8 @@ def _card(title: str, statement: str, made: Made) -> dict[str, Any]:
         terms = {
             "delta": f"{plan.delta:g}" if plan.private else "none: there is no noise",
             "unit": _UNITS[plan.unit],
-            "adjacency": f"{plan.adjacency.replace('_', ' ')} {plan.unit}",
-            "accountant": plan.guarantee().accountant if plan.private else "none",
+            "adjacency": f"{plan.adjacency} {plan.unit}".replace("_", " "),
+            "accountant": plan.guarantee().accountant.upper() if plan.private else "none",
         }
     return {
         "title": title,

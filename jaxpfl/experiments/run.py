@@ -17,7 +17,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.rounds import Loop
-from jaxpfl.experiments.engine.run_directory import Run
+from jaxpfl.experiments.engine.run_directory import Run, first_attempt
 from jaxpfl.experiments.engine.setting import OnRound, Result, Setting, Tracking, stamp_of
 from jaxpfl.experiments.records.cautions import OURS, of_table
 from jaxpfl.experiments.records.lines import FROM_PYTHON, read_lines, record_attempt
@@ -87,7 +87,7 @@ def run(
         checks.arguments("on_round", function, "(round)")
     checks.instance("ledger", ledger, (str, Path), "the path of a file")
     checks.instance("out", out, (str, Path), "the path of a directory")
-    ledger, out = map(files.user_path, (ledger, out))
+    ledger, directory = map(files.user_path, (ledger, out))
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.positive_int("every", every)
     checks.non_negative_int("seed", seed)
@@ -117,16 +117,11 @@ def run(
 
                 sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
         tracking = Tracking(evaluation, every, sentences, every, on_round=functions)
-        with processes.led(files.exclusive(directory := out)):
+        held = files.exclusive(directory) if resume else first_attempt(directory, [ledger])
+        with processes.led(held):
             setting = Setting({"every": every}, int(seed), reproducible)
             run = Run(
-                directory,
-                algorithm,
-                clients,
-                setting,
-                ledger=ledger,
-                budget=budget,
-                resume=resume,
+                directory, algorithm, clients, setting, ledger=ledger, budget=budget, resume=resume
             )
             loop = Loop(run, tracking)
 
@@ -138,14 +133,9 @@ def run(
             def end() -> tuple[Sequence[Any], Sequence[str]]:
                 table = _with_baselines(algorithm, evaluation, result) if evaluation else result
                 plans = [query.plan for query in algorithm.queries]
-                certify(
-                    directory,
-                    algorithm.name,
-                    plans,
-                    statement=result.privacy,
-                    stamp=stamp_of(plans, reproducible=reproducible),
-                    ledgers=[ledger],
-                )
+                terms = {"statement": result.privacy, "ledgers": [ledger]}
+                stamp = stamp_of(plans, reproducible=reproducible)
+                certify(directory, algorithm.name, plans, stamp=stamp, **terms)
                 _save_model(directory, algorithm, evaluation, result)
                 return table.table, table.cautions
 

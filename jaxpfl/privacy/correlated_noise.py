@@ -236,8 +236,7 @@ def _advance_buffers(
 
 @partial(jax.jit, static_argnames=("width",))
 def _of_tree(key: jax.Array, round: jax.Array, level: jax.Array, width: int) -> jax.Array:
-    """The node of this level that ends with the round, less those of the levels below it that end
-    with the round before."""
+    """The level's node that ends with the round, less those below that end with the one before."""
 
     def draw(level, place):
         return standard_normal(jax.random.fold_in(jax.random.fold_in(key, level), place), (width,))

@@ -250,10 +250,10 @@ class Account:
             return
         adjacency = events.adjacency(event)
         if self._adjacency is not None and not events.common(self._adjacency, adjacency):
+            both = f"{self._adjacency}, this one under {adjacency}".replace("_", " ")
             raise InputError(
-                f"its releases are accounted for under {self._adjacency}, this one under "
-                f"{adjacency}, so that they have no common epsilon: sample all of them in the same "
-                "way, or use two ledgers and state the guarantees of both"
+                f"its releases are accounted for under {both}, so that they have no common epsilon:"
+                " sample all in the same way, or use two ledgers and state the guarantees of both"
             )
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:

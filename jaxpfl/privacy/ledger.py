@@ -417,8 +417,8 @@ def guarantee_of(charges: Iterable[Charge], delta: float, unit: Unit = "client")
 
 def together(
     ledgers: Sequence[Ledger], delta: float, accountant: Accountant | None = None
-) -> float:
-    """Returns the epsilon of all releases on several ledgers, for whoever's data is in all of them.
+) -> Guarantee:
+    """Returns the cost of all releases on several ledgers, for whoever's data is in all of them.
 
     Keys hide whose ledgers they are. For somebody who is in fewer of them it is an upper bound.
 
@@ -426,7 +426,7 @@ def together(
       InputError: they have different units or adjacencies, or two of them are copies of one, whose
         lines would be counted twice.
     """
-    account, keys, first = Account(), dict[str, Ledger](), ledgers[0]
+    keys, first = dict[str, Ledger](), ledgers[0]
     for ledger in ledgers:
         if (other := keys.setdefault(ledger.key, ledger)) is not ledger:
             raise InputError(
@@ -434,14 +434,13 @@ def together(
                 "twice: name the longer one alone"
             )
         if ledger.unit != first.unit or not events.common(ledger.adjacency, first.adjacency):
+            terms = [f"{each.adjacency} {each.unit}".replace("_", " ") for each in (first, ledger)]
             raise InputError(
-                f"{first.path} has the unit {first.unit} and the adjacency {first.adjacency}, "
-                f"{ledger.path} the unit {ledger.unit} and the adjacency {ledger.adjacency}: they "
+                f"{first.path} is of neighbours by {terms[0]}, {ledger.path} by {terms[1]}: they "
                 "have no common epsilon, state that of each"
             )
-        for charge in ledger.charges:
-            account.add(charge.event)
-    return account.spent(delta, accountant)
+    charged = (charge.event for ledger in ledgers for charge in ledger.charges)
+    return Guarantee.of_events(charged, delta, first.unit, accountant)
 
 
 def _check_text(name: str, value: object) -> None:

@@ -90,8 +90,7 @@ class Plan(Checked):
         if reason is None and self.delta >= 1 / self.population:
             raise InputError(
                 f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
-                "that even publishing a client's data would satisfy it: choose a smaller delta, or "
-                "give the reason in allow_large_delta"
+                "that even publishing a client's data would satisfy it: choose a smaller delta"
             )
         if self.correlated and not self.participation.in_epochs:
             raise InputError(

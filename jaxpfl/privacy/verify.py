@@ -253,7 +253,7 @@ def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[_Run]) -> lis
         need(fits, f"charge {number}: is not what its query's plan charges")
         runs[charge["run"]].append(charge)
         untold += not planned
-    need(ledger["adjacency"] == adjacency, f"has the adjacency {adjacency}, and states another")
+    need(ledger["adjacency"] == adjacency, "states another adjacency than that of its charges")
     need(stamp or math.isfinite(cost(0.5)), "lacks the stamp NOT PRIVATE")
     for point in (ledger, *curve):
         need(0 < point["delta"] < 1, f"has the delta {point['delta']:g}")

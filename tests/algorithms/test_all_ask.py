@@ -50,8 +50,7 @@ def test_its_cost_is_known_before_it_starts_and_any_other_run_is_charged(system,
 
 @every_system()
 def test_what_was_not_stated_is_refused_before_any_charge(system, tmp_path):
-    """TRUST 9, 30. A question that only says the same as one of the algorithm's; rounds beyond the
-    plan's; a budget that not all rounds fit; a client fewer than planned."""
+    """TRUST 9, 30. Another question's like; rounds beyond the plan's or budget; too few clients."""
     algorithm, clients = system()
     other = dataclasses.replace(algorithm.queries[0])
 

@@ -62,8 +62,7 @@ def test_without_noise_the_moments_of_each_label_are_those_of_a_loop(tmp_path):
 
 
 def contributions(plan):
-    """A function of a client's rows and labels: the norm of what it sends of each moment, in one
-    vector; before any clip."""
+    """A function of a client's rows and labels: the norm of each moment, before any clip."""
     rng = np.random.default_rng(1)
     centres = jnp.asarray(rng.normal(size=(LABELS, DIM)) * CLIP, jnp.float32)
 
@@ -86,8 +85,10 @@ def contributions(plan):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 32])
 def test_all_labels_of_a_client_together_move_a_release_by_the_sensitivity_of_one(rows):
-    """Whatever a client holds: one, or all labels, long and equal embeddings, numbers that are no
-    label. Some clients come near to the bound, so that it is not a loose one."""
+    """Whatever a client holds: one, or all labels, long and equal embeddings, no labels.
+
+    Some clients come near to the bound, so that it is not a loose one.
+    """
     plan = FredPlan.calibrated(epsilon=1.0, delta=1e-4, **SETTINGS)
     assert plan.moments == ("count", "sum", "second")
     norms, rng, largest = contributions(plan), np.random.default_rng(rows), np.zeros(3)

@@ -326,8 +326,10 @@ def test_no_row_of_csv_is_held_that_is_too_long(tmp_path, content, row, monkeypa
 
 
 def test_unusual_lines_are_read_like_all_others(tmp_path):
-    """TRUST 8: blank lines, a byte order mark, CRLF, ids of two kinds, no last line end; NUL,
-    emoji, empty text and 1 MB stay; lone surrogates are replaced."""
+    """TRUST 8: blank lines, a byte order mark, CRLF, ids of two kinds, no last line end.
+
+    NUL, emoji, empty text and 1 MB stay; lone surrogates are replaced.
+    """
     texts = ["Inf, NaN", "a\0b", "👩‍🚀 e\u0301", "", "x" * 2**20, "  ", "l\\ud83d r"]
     rows = [{"client": k % 3, "text": text} for k, text in enumerate(texts)]
     path = tmp_path / "x.jsonl"

@@ -52,8 +52,10 @@ def fred(capsys, private, public, out, *more, epsilon=50.0):
 def test_the_nearest_corpus_is_first_and_its_cost_is_charged(
     tmp_path, capsys, sources, monkeypatch, unit
 ):
-    """Only examples that are used are embedded. With the unit example there is no cap: without one
-    example, another one would be let in."""
+    """Only examples that are used are embedded.
+
+    With the unit example there is no cap: without one example, another one would be let in.
+    """
     private, public = sources
     out, embedded = tmp_path / "out", []
 

@@ -74,6 +74,8 @@ def test_run_report_and_budget_agree(tiny_config, tmp_path, capsys):
     asked = ["budget", str(out / "ledger.jsonl"), "--delta", "1e-3", "--accountant", "rdp"]
     assert main([*asked, "--json"]) == 0
     spent = _json(capsys)
+    assert main(asked) == 0
+    assert "add or remove one client, accountant = RDP" in capsys.readouterr().out
     assert spent["charges"] == 1
     assert spent["epsilon"] == pytest.approx(record["metrics"]["epsilon"], rel=1e-6)
 

@@ -18,11 +18,13 @@ from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
+from jaxpfl.experiments.engine.run_directory import first_attempt
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.systems.gan_inversion.study import Study
 from jaxpfl.federated.release import prepared_query
 from tests.experiments import canaries
 from tests.faults.runs import config_of, run_and_watch
+from tests.privacy.ledgers import filled
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +183,21 @@ def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypa
     assert sampled == [1, 2, 3]
 
 
+@pytest.mark.parametrize("there", [(), ("mine.txt", "private/mine.txt")])
+def test_a_run_without_a_charge_leaves_nothing(tiny_config, tmp_path, there):
+    """The same command with another budget begins anew; what was there before stays."""
+    out = tmp_path / "run"
+    for name in there:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    before = sorted(tmp_path.rglob("*.txt"))
+    given = [str(tiny_config), "--out", str(out), "--training.rounds", "1"]
+    assert main(["run", *given, "--privacy.budget_epsilon", "0.01"]) == 3
+    assert not (out / "config.yaml").exists() and out.exists() == bool(there)
+    assert sorted(tmp_path.rglob("*.txt")) == before
+    assert main(["run", *given]) == 0
+
+
 def test_private_evaluation_data_is_refused_by_the_library():
     """TRUST 31: a bare population is not a statement that it is public."""
     held = from_clients({"person": {"x": np.full(1, 7.25)}})
@@ -208,3 +225,20 @@ def test_a_refusal_leaves_no_directory_behind(tmp_path):
             raise InputError("refused")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "written"]
     assert (tmp_path / "written" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    "kept", ["checkpoints/a", "runs/FreD/checkpoints/a", "artifacts/a", "ledger.jsonl", "run.json"]
+)
+def test_a_refusal_after_a_charge_or_work_on_public_data_keeps_them(tmp_path, kept):
+    shared, out = tmp_path / "shared.jsonl", tmp_path / "new"
+    with pytest.raises(InputError), first_attempt(out, [shared]):
+        if kept.endswith(".jsonl"):
+            filled(out / kept, 1)
+        elif kept == "run.json":
+            filled(shared, 1)  # by the run "a"
+            files.write_json(out / kept, {"run": "a"})
+        else:
+            (out / kept).mkdir(parents=True)
+        raise InputError("refused")
+    assert (out / kept).exists()

@@ -51,8 +51,9 @@ LAYOUTS = [
 @pytest.mark.parametrize("examples", [6, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("layout", "chunk"), LAYOUTS)
 def test_one_client_moves_the_sum_by_at_most_the_clip_norm(layout, chunk, examples):
-    """TRUST 41: drawn client functions in both forms; the client may be the bucket's largest, and
-    all others come after it or before it.
+    """TRUST 41: drawn client functions in both forms.
+
+    The client may be the bucket's largest, and all others come after it or before it.
     """
     spec, others = SPECS[layout], clients_of([1, 3, 0, 2, 5, 1, 4, 2])
 

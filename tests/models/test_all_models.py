@@ -78,8 +78,7 @@ LONG = ("resnet", "lstm", "gpt2")
     "kind", [pytest.param(kind, marks=pytest.mark.long if kind in LONG else ()) for kind in MODELS]
 )
 def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
-    """TRUST 1 and 23: padding contributes exactly zero, whatever it holds, and so does an empty
-    client."""
+    """TRUST 1 and 23: padding contributes exactly zero, whatever it holds; so do empty clients."""
     model, batch = MODELS[kind]
     batch = batch or {"tokens": np.concatenate([TOKENS, TOKENS[:2]])}
     mask = np.arange(5) < 3

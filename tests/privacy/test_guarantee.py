@@ -159,7 +159,7 @@ def test_a_given_noise_multiplier_and_a_ledgers_total_are_confirmed(monkeypatch,
         lambda: Ledger.read(path).spent(1e-5),
         lambda: Ledger.read(path).summary(1e-5),
         lambda: certificate("a", {"l": Ledger.read(path)}, 1e-5, statement="", stamp=""),
-        lambda: together([Ledger.read(path)], 1e-5),
+        lambda: together([Ledger.read(path)], 1e-5).epsilon(),
     ):
         refusal(state, "disagree")
 

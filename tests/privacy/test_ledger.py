@@ -219,7 +219,7 @@ def test_several_ledgers_cost_what_all_their_charges_cost(tmp_path, capsys):
     shutil.copytree(one.parent, tmp_path / "copy")
     refused = {
         tmp_path / "copy/ledger.jsonl": "a copy of it",
-        other: "replace_one",
+        other: "replace one",
         unit: "example",
     }
     for path, said in refused.items():

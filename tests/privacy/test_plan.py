@@ -41,7 +41,7 @@ def test_a_number_out_of_range_is_refused_by_name(field, value):
 
 REFUSED = {
     "q > 1": (lambda: planned(clients_per_round=1001), "1001 exceeds 1000"),
-    "a large delta": (lambda: planned(delta=1e-3), "allow_large_delta"),
+    "a large delta": (lambda: planned(delta=1e-3), "choose a smaller delta"),
     "no reason": (lambda: planned(delta=0.45, allow_large_delta="  "), "allow_large_delta"),
     "a delta above 1": (lambda: planned(delta=1.001, allow_large_delta="a figure"), "delta"),
     "another sampling": (lambda: planned(sampling="Poisson"), "sampling one of 'poisson'"),
@@ -251,8 +251,10 @@ def test_a_second_release_on_one_cohort_costs_a_gaussian_on_everyone():
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
 def test_two_releases_on_one_cohort_cost_no_more_than_is_charged(delta):
-    """Both together are exactly the pair ((1-q) P + q Q, P) of one Gaussian of multiplier
-    z / sqrt(2): what is charged must be above that, and two amplified rounds are not."""
+    """Both are exactly the pair ((1-q) P + q Q, P) of one Gaussian of multiplier z / sqrt(2).
+
+    What is charged must be above that, and two amplified rounds are not.
+    """
     q, z = 0.05, 1.2
     plan = flat_plan(
         population=1000, clients_per_round=50, rounds=1, noise_multiplier=z, delta=1e-05

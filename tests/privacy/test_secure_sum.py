@@ -123,8 +123,10 @@ def test_no_exact_divergence_is_above_the_accounted_one(deviation):
 @pytest.mark.parametrize("deviation", [0.5, 0.6, 0.75])
 @pytest.mark.parametrize("shares", [2, 3, 8])
 def test_sums_of_shares_that_are_too_narrow_stay_below_the_bound_that_knows_it(deviation, shares):
-    """The theorem holds from deviation 1/2 on, where a sum of shares is no discrete Gaussian: then
-    tau counts, which the deviations that a `SecureSum` accepts make vanish."""
+    """The theorem holds from deviation 1/2 on, where a sum of shares is no discrete Gaussian.
+
+    Then tau counts, which the deviations that a `SecureSum` accepts make vanish.
+    """
     total, beyond = noise_masses(shares, deviation, reach=60), 0.0
     for sensitivity in (1, 2):
         bounds = secure_sum._renyi_bounds(sensitivity, shares * deviation**2, shares, 1)

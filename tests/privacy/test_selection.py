@@ -114,8 +114,10 @@ def test_runs_without_delta_cost_three_times_their_epsilon():
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("mean", [3.0, 30.0])
 def test_the_best_of_that_many_gaussians_is_as_private_as_is_charged(law, mean):
-    """By hand, without Renyi divergences: the density of the best is f(y) G'(F(y)), G being the
-    generating function of the number. The epsilon of one run does not hold for the best."""
+    """By hand, without Renyi divergences: the epsilon of one run does not hold for the best.
+
+    The density of the best is f(y) G'(F(y)), G being the generating function of the number.
+    """
     z, delta = 2.0, 1e-4
     k, probability = of(law, mean)
     y = np.linspace(-9 * z, 9 * z + 1, 2_001)

@@ -1,2 +1,1 @@
-"""Readers of files. A fault is an `InputError` that names the file, the row or client and the
-expected content, and no value; a truncated or altered file is a `CorruptFile`."""
+"""Readers of files: an `InputError` names file and row, no value; `CorruptFile` is damage."""

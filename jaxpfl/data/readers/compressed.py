@@ -1,5 +1,4 @@
-"""Files and archives that may be compressed, read in pieces; damage is an `InputError` with the
-file's name."""
+"""Files and archives that may be compressed, read in pieces; `InputError` names a damaged one."""
 
 import bz2
 import codecs

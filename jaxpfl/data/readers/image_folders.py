@@ -33,8 +33,7 @@ def holds_images(folder: Path) -> bool:
 def read_images(
     folder: Path, *, name: str, classes: Sequence[str] = (), size: int = 0, channels: int = 0
 ) -> Population:
-    """The population of a folder, with the column "image", uint8 [examples, height, width,
-    channels], and where there are classes with "label", int32.
+    """A folder's "image", uint8 [examples, height, width, channels]; of classes "label", int32.
 
     Args:
       classes: the names of folders inside those of clients; the first becomes label 0.

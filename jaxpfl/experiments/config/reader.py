@@ -114,9 +114,8 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
                 key = f"{section}.{own}"
                 valid[key] = typing.get_args(kind_of_section)[1]
         if key not in valid:
-            raise InputError(
-                f"{_COMMAND_LINE}: there is no option --{key}{_nearest(key, [*valid, 'dry-run'])}"
-            )
+            near = _nearest(key, [*valid, "dry-run"], "--")
+            raise InputError(f"{_COMMAND_LINE}: there is no option --{name}{near}")
         if not has_value:
             if not rest or rest[0].startswith("--"):
                 raise InputError(f"{_COMMAND_LINE}: --{name} needs a value")
@@ -216,11 +215,12 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if is_union else (kind,)
 
 
-def _nearest(key: str, valid: Sequence[str]) -> str:
+def _nearest(key: str, valid: Sequence[str], dashes: str = "") -> str:
     last = key.rsplit(".", 1)[-1]
     same_end = [name for name in valid if name.rsplit(".", 1)[-1] == last]
     close = same_end or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    return f"; the nearest valid name is {close[0]!r}" if close else f"; valid: {', '.join(valid)}"
+    names = [dashes + name for name in close or valid]
+    return f"; the nearest valid name is {names[0]!r}" if close else f"; valid: {', '.join(names)}"
 
 
 def _must_be(expected: str, key: str, value: Any) -> _Fault:

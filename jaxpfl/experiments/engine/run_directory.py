@@ -16,9 +16,10 @@ process 0 alone its files, its secret and its ledger.
 """
 
 import json
+import shutil
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -31,7 +32,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm, require_affordable
 from jaxpfl.data.population import Population
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import Cost, stamped
 from jaxpfl.experiments.engine.setting import Result, Setting, stamp_of
 from jaxpfl.federated.hosts.processes import decide
@@ -257,6 +258,31 @@ class Run(AbstractContextManager["Run"]):
             promised = self.record["statement"].partition(", unit")[0]
             statement += f"; stopped by its own results: only {promised} was certain beforehand"
         return stamped(statement, self.stamp, self.setting.note)
+
+
+@contextmanager
+def first_attempt(directory: Path, ledgers: Sequence[Path]) -> Iterator[None]:
+    """`files.exclusive`, which leaves nothing of a run that is refused before any work or charge.
+
+    What was there before stays, as does everything if a record cannot be read. The charges are on
+    these ledgers and on those in the directory; work, also on public data, is a checkpoint, or an
+    artifact of a stage.
+    """
+    with files.exclusive(directory):
+        before = set(directory.iterdir())
+        try:
+            yield
+        except (InputError, BudgetExhausted) as error:
+            with suppress(InputError, OSError):
+                runs = {files.read_record(path)["run"] for path in directory.rglob("run.json")}
+                charged = [one.run for path in ledgers if runs for one in Ledger.read(path).charges]
+                own = any(Ledger.read(path).charges for path in directory.rglob("ledger.jsonl"))
+                work = [*directory.rglob("checkpoints/*"), *directory.rglob("artifacts/*")]
+                kept = own or work or isinstance(error, CorruptFile)
+                if not kept and runs.isdisjoint(charged):
+                    for path in set(directory.iterdir()) - before:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+            raise
 
 
 def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:

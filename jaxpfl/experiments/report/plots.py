@@ -64,8 +64,7 @@ def labelled(axes: Any, x: str, y: str, *, legend: bool = False) -> Any:
 
 
 def logarithmic(axes: Any) -> None:
-    """Makes the vertical axis of what is drawn logarithmic, with plain numbers that stand apart:
-    at 1, 2, 5, 10, 20 and so on or, within less than a power of ten, evenly."""
+    """Makes the vertical axis logarithmic; plain numbers at 1, 2, 5, 10, or evenly within ten."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     axes.set_yscale("log")
@@ -88,8 +87,7 @@ def plain(figure: Any) -> Any:
 
 
 def ticks(axes: Any, values: Sequence[float]) -> None:
-    """Marks these values on the horizontal axis of a finished picture; texts that would touch the
-    one before them are left out."""
+    """Marks these values on a finished picture's horizontal axis, without texts that touch."""
     axes.set_xticks(values, [f"{value:,}" for value in values])
     plain(axes.figure).draw_without_rendering()
     end = -math.inf

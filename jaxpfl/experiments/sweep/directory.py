@@ -148,8 +148,7 @@ class PointFolder:
 
 
 def _sentence(error: BaseException) -> str:
-    """Why a point failed. A fault of the program is named by its kind alone, because its text may
-    say more of the clients than is public."""
+    """Why a point failed; of a fault of the program its kind alone, as its text may be private."""
     if isinstance(error, (InputError, BudgetExhausted)):
         # Its name may be a person's.
         return str(error).replace(files.where("."), " in the working folder")

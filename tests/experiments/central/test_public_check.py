@@ -92,12 +92,13 @@ def test_words_are_not_counted_in_the_clients_own_texts(tmp_path, private):
 def test_a_part_of_it_and_a_corpus_around_it_are_refused(tmp_path, private):
     other = _texts(open_population(str(write(tmp_path / "other.jsonl", 1, rows=9))))
     mine = _texts(private)
-    # The last: all of theirs, among three times as much.
-    for texts in (mine[:5], mine[:40] + other[:20], sorted(mine, key=len), mine + other):
+    # The last: a fifth of theirs, among 13 times as much.
+    parts = (mine[:5], mine[:40] + other[:20], sorted(mine, key=len), mine + other)
+    for texts in (*parts, mine[:40] + other[:60], mine[:20] + other):
         assert refused(private, one_client(*texts))
     assert refused(private, one_client(*[text.upper() for text in mine]))
     # Texts of their own, of the same words, and a few quotations.
-    for texts in (other, [*mine[:20], *other], [""]):
+    for texts in (other, [*mine[:5], *other], [""]):
         assert not refused(private, one_client(*texts))
     assert not refused(one_client(""), one_client(*other))
 
@@ -112,9 +113,23 @@ def test_where_lines_end_and_whether_a_file_is_one_text_does_not_matter():
         assert all(refused(private, part) for part in parts)
 
 
+def test_short_texts_among_long_ones_are_refused():
+    """A quarter of the texts are clients', a twelfth of the words; a line that repeats is one."""
+    rng = np.random.default_rng(0)
+
+    def texts(number, words):
+        return [" ".join(row) for row in rng.integers(0, 10**6, (number, words)).astype(str)]
+
+    licence, private, public = texts(1, 40), texts(1_000, 9), texts(150, 36)
+    clients = one_client(*private, *licence * 200)
+    assert refused(clients, one_client(*private[:50], *public))
+    assert refused(one_client(*private, *licence), one_client("\n".join(private[:50] + public)))
+    assert not refused(clients, one_client(*private[:5], *public, *licence * 200))
+
+
 def test_runs_of_words_do_not_go_across_texts():
     def runs(*texts):
-        return set(contents(one_client(*texts), "text")[1].tolist())
+        return set(contents(one_client(*texts), "text").all_runs.tolist())
 
     assert len(runs("a b c d e f g")) == 3
     assert runs("a b c d e", "b c d e f", "c d e f g") == runs("a b c d e f g")
@@ -132,7 +147,7 @@ def test_images_and_tokens_are_compared_by_example():
         return from_clients({"a": {"image": images[rows], "label": labels[rows]}})
 
     assert refused(clients(slice(0, 20)), clients(slice(5, 30)))
-    assert not refused(clients(slice(0, 20)), clients(slice(15, 40)))
+    assert not refused(clients(slice(0, 20)), clients(slice(17, 40)))
     tokens = from_clients({"a": {"tokens": np.arange(20).reshape(4, 5)}})
     assert refused(tokens, tokens)
     assert not refused(tokens, clients(slice(0, 20)))

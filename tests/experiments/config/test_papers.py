@@ -102,8 +102,7 @@ def points(name: str, overrides: tuple[str, ...] = ()) -> list[Any]:
 
 
 def of_config(name: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings of a config; of a sweep, those that all its private points have in common, and
-    lists of the others."""
+    """A config's settings; those that all private points of a sweep share, and lists of others."""
     path = shipped.find(name)
     if "base" not in read_mapping(path):
         return settings(registry.load(path, overrides))

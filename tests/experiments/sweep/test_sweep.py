@@ -65,7 +65,7 @@ def test_settings_of_the_command_line_are_the_base_s_and_replace_the_grid_s(writ
     rates = [point.config.training.server.learning_rate for point in kept.points]
     assert rates == [0.1] * 4 + [0.3] * 4
     wrong = ["--training.round", "7"]
-    refusal(lambda: load_sweep(write(), wrong), "nearest valid name is 'training.rounds'")
+    refusal(lambda: load_sweep(write(), wrong), "nearest valid name is '--training.rounds'")
 
 
 def test_mean_and_standard_deviation(write):

@@ -290,8 +290,10 @@ def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
 def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
     pipeline_config, tmp_path, monkeypatch
 ):
-    """The secret is on the disk before its first use. TRUST 40: nor is a lost charge forgotten,
-    also before the first round's checkpoint."""
+    """The secret is on the disk before its first use.
+
+    TRUST 40: nor is a lost charge forgotten, also before the first round's checkpoint.
+    """
     out, seen = tmp_path / "run", []
 
     def watched(*arguments, **options):
@@ -401,8 +403,7 @@ def test_a_budget_below_fred_releases_nothing(pipeline_config, tmp_path):
     config = registry.load(pipeline_config, ("--privacy.budget_epsilon", "2"))
     with pytest.raises(BudgetExhausted, match="nothing was released"):
         carry_out.run(config, out, progress=False)
-    assert not (out / "runs" / "FreD" / "checkpoints" / "round_00000001").exists()
-    assert len(Ledger.read(out / "ledger.jsonl")) == 0
+    assert not out.exists()
 
 
 def test_a_pipeline_without_privacy_says_so_everywhere(pipeline_config, tmp_path):
