@@ -54,14 +54,31 @@ def _ours(image, kernel, slope):
     return out, *pull(slope)
 
 
-@pytest.mark.parametrize("size", [(6, 8), (7, 6), (5, 9)])
-def test_values_and_gradients_are_those_of_the_plain_sum(size):
-    image, kernel = _normal(0, 2, *size, 3), _normal(1, 3, 3, 3, 4)
+@pytest.mark.parametrize(
+    # One tile, whole tiles, tiles in part, and more images than are computed at a time.
+    ("batch", "size"),
+    [(2, (6, 6)), (2, (10, 14)), (2, (11, 8)), (1, (5, 9)), (34, (6, 4))],
+)
+def test_values_and_gradients_are_those_of_the_plain_sum(batch, size):
+    image, kernel = _normal(0, batch, *size, 3), _normal(1, 3, 3, 3, 4)
     out = _plain(image, kernel)
-    slope = _normal(2, 2, *[side // 2 for side in out.shape[1:3]], 4)
+    slope = _normal(2, batch, *[side // 2 for side in out.shape[1:3]], 4)
     found = _ours(*(jnp.asarray(array, jnp.float32) for array in (image, kernel, slope)))
     out, spread = _pooled(out, slope)
     assert_close(found, (out, *_plain_gradients(image, kernel, spread)), atol=2e-5)
+
+
+def test_rounding_is_small_beside_the_values_of_a_whole_layer():
+    """Root mean squares, of the size of the EMNIST network; the paper's points have twice these."""
+    image = np.maximum(_normal(11, 2, 26, 26, 32), 0)
+    kernel, slope = 0.08 * _normal(12, 3, 3, 32, 64), _normal(13, 2, 12, 12, 64)
+    given = [np.asarray(array, np.float32) for array in (image, kernel, slope)]
+    exact_image, exact_kernel, exact_slope = (array.astype(np.float64) for array in given)
+    out, spread = _pooled(_plain(exact_image, exact_kernel), exact_slope)
+    expected = out, *_plain_gradients(exact_image, exact_kernel, spread)
+    for ours, plain, most in zip(_ours(*given), expected, (8e-7, 9e-7, 1.5e-6), strict=True):
+        error = np.sqrt(np.mean(np.square(ours - plain)) / np.mean(np.square(plain)))
+        assert error < most
 
 
 def test_equal_values_share_the_gradient_of_the_pool():
