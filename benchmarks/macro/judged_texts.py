@@ -13,10 +13,12 @@ from jaxpfl.algorithms.frechet import Reference, moments
 from jaxpfl.data import Population, from_clients
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
+from jaxpfl.experiments.central.scoring import in_batches, score
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.systems.synthetic_text.config import DOWNSTREAM
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.text.metrics.leakage import SIDES, leakage
-from jaxpfl.text.metrics.prediction import evaluate
+from jaxpfl.text.microbatches import dealt, placed
 from jaxpfl.text.tokenisers.base import text_rows
 
 DATA = "$JAXPFL_DATA/"
@@ -54,7 +56,9 @@ class Judge:
         self.states = last_states(self.model, [texts[i] for i in order_N[:LEAST_TEXTS]])
 
     def evaluated(self, params: Any) -> dict[str, float]:
-        measured = evaluate(self.model.model, params, self.rows, mesh=data_mesh(16))
+        mesh = data_mesh(16)
+        batches = dealt(in_batches({"tokens": self.rows}, 16), mesh)
+        measured = score(Static(self.model.model), placed(params, mesh), batches).result()
         return {name: measured[name] for name in ("accuracy", "loss")}
 
     def __call__(self, texts: list[str], rows: dict[str, np.ndarray]) -> dict[str, float]:

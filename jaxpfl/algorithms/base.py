@@ -139,6 +139,12 @@ def placed(query: Query, state: State) -> State:
     return jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
 
 
+@partial(jax.jit, static_argnums=0)
+def server_state(optimizer, params):
+    """The server optimiser's first state; compiled once, however often a run begins."""
+    return optimizer.init(params)
+
+
 @partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))
 def server_step(optimizer, params, state, release, divisor):
     """The server optimiser on `release / divisor`: parameters, its state, L2 norm of the gradient.

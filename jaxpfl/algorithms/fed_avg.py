@@ -107,7 +107,7 @@ def fed_avg(
 
     def init(key):
         params = first_params(key)
-        state = FedAvgState(params, jax.jit(server.init)(params), jnp.float32(plan.clip_norm))
+        state = FedAvgState(params, base.server_state(server, params), jnp.float32(plan.clip_norm))
         return base.placed(update, state)
 
     def step(state, release, round):

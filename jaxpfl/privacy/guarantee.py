@@ -260,11 +260,14 @@ class Account:
         """Returns the epsilon of all releases, confirmed by a second accountant."""
         return stated(self._counts, delta, accountant or self.accountant, self.adjacency)
 
-    def fits(self, event: dp_accounting.DpEvent) -> bool:
+    def fits(self, event: dp_accounting.DpEvent, *, ahead: bool = False) -> bool:
         """Returns whether one more `event` stays within every budget.
 
-        It also finds how many more fit, so that many equal events take only a few compositions.
+        What fits is kept, so that no part of it is composed again. With `ahead`, it also finds how
+        many more fit, so that many equal events take only a few compositions. Refuses an event as
+        `check_adjacency` does.
         """
+        self.check_adjacency(event)
         if not self.budgets:
             return True
         after = self._counts + events.counts(event)
@@ -274,10 +277,10 @@ class Account:
             return False
         self._fitting = after
         # Epsilon grows with every count: smaller counts than those that fit also fit.
-        for share in (1, 1 / 2, 1 / 4, 1 / 16):
-            ahead = {leaf: count + math.ceil(share * count) for leaf, count in after.items()}
-            if self._fit(ahead, event):
-                self._fitting = ahead
+        for share in (1, 1 / 2, 1 / 4, 1 / 16) if ahead else ():
+            more = {leaf: count + math.ceil(share * count) for leaf, count in after.items()}
+            if self._fit(more, event):
+                self._fitting = more
                 break
         return True
 

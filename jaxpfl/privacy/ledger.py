@@ -298,8 +298,8 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
                 )
             return
         with named(self.path):
-            self._account.check_adjacency(event)
-        if not self._account.fits(event):
+            fits = self._account.fits(event, ahead=True)
+        if not fits:
             raise self.exhausted(f"round {charge.round} of {label!r}")
         names = {"run": run, "label": label}
         if query is not None and (entry := {**names, **query}) not in self.queries:
@@ -340,7 +340,8 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         return self._account.spent(delta, accountant)
 
     def fits(self, event: dp_accounting.DpEvent) -> bool:
-        return self._account.fits(event)
+        with named(self.path):
+            return self._account.fits(event)
 
     def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:
         """Returns what was spent, under which terms, and the number of charges of each label."""

@@ -24,7 +24,6 @@ from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.generation.sampling import sample
-from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.preference.groups import Groups, groups_of
 from jaxpfl.text.preference.losses import log_probabilities
 from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
@@ -33,7 +32,6 @@ from tests.text.embed.test_base import CLIENTS, Lengths
 from tests.text.generation import test_sentences as recurrent
 from tests.text.generation.test_language_model import BYTES, SMALL, Few, generated
 from tests.text.generation.test_sampling import GPT2, PROMPTS, Ids, key
-from tests.text.metrics.test_prediction import MODEL as SCORED
 from tests.text.preference.test_optimisation import GRPO, _groups, _model, _pairs
 
 NUMBERS = from_clients({"ada": {"x": np.zeros(2, np.float32)}}, name="here")
@@ -48,10 +46,6 @@ class Endless(Few):
 def sampled(prompts: Any = PROMPTS, **changed: Any) -> Any:
     prompts = np.asarray(prompts, np.int32)
     return sample(GPT2, {}, prompts, key(), **{"decoding": Decoding(5), **changed})
-
-
-def scored(tokens: np.ndarray, **options: Any) -> Any:
-    return evaluate(SCORED, SCORED.init(jax.random.key(0)), tokens, **options)
 
 
 def tuned(groups: Groups | None = None, *settings: Any, bare: bool = False, **more: Any) -> Any:
@@ -134,7 +128,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     *(
         (
             lambda wrong=wrong: sample_tokens(
-                recurrent.MODEL, {}, recurrent.keys(1), temperature=wrong
+                recurrent.MODEL, {}, recurrent.KEY, [0], temperature=wrong
             ),
             "temperature",
         )
@@ -157,8 +151,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: oov_rates(np.zeros(3, np.int32)), "two-dimensional array of integers"),
     (lambda: oov_rates(np.zeros((2, 3))), "two-dimensional array of integers"),
-    (lambda: scored(np.zeros((0, 4), np.int32)), "no texts to evaluate on"),
-    (lambda: scored(ROW, batch_size=0), "batch_size must be at least 1"),
     (lambda: groups_of([], []), "at least one group"),
     (
         lambda: groups_of([ROW[0]], [[ROW[0]]], prompt_tokens=4, total_tokens=4),

@@ -37,11 +37,14 @@ all.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 
+from jaxpfl import cores
 from jaxpfl.algorithms.frechet import Reference
 from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
 from jaxpfl.algorithms.gaussian_moments import Moments
@@ -141,16 +144,18 @@ def _errors(
     """
     generator = np.random.Generator(np.random.Philox(key=0))
     models = list(_models(private, candidates))
-    for number, model in enumerate(track(models, "scoring the candidates", progress=progress)):
-        exact_K = Reference(model).distances(candidates)
-        simulations = _OF_MODEL if number else _SIMULATIONS
-        yield np.stack(
-            [
-                Reference(_released(model, private.noise, generator)).distances(candidates)
-                - exact_K
-                for _ in range(simulations)
-            ]
-        )
+
+    def distances(model: Moments) -> np.ndarray:
+        return Reference(model).distances(candidates)
+
+    # BLAS would wake all its threads for every small product, which then wait for each other: where
+    # the processor has other work, that takes twenty times as long as one thread.
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(cores.number()) as threads:
+        for number, model in enumerate(track(models, "scoring the candidates", progress=progress)):
+            simulations = range(_OF_MODEL if number else _SIMULATIONS)
+            releases = [_released(model, private.noise, generator) for _ in simulations]
+            exact_K, *simulated = threads.map(distances, [model, *releases])
+            yield np.stack(simulated) - exact_K
 
 
 def estimate(private: PrivateMoments, prior: Moments) -> Moments:

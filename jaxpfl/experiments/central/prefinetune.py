@@ -27,9 +27,11 @@ from jaxpfl.data.draws import generator_of
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import training
 from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.scoring import in_batches, score
 from jaxpfl.experiments.central.training import Columns, Fitted, TrainState
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
-from jaxpfl.models.base import Model, summarise
+from jaxpfl.federated.clients.client import Static
+from jaxpfl.models.base import Model
 from jaxpfl.progress import Progress
 
 
@@ -79,9 +81,8 @@ def prefinetune(
     """
     device = jax.local_devices()[0]
     place = partial(jax.device_put, device=device)
-    train, valid = (place(dict(columns)) for columns in (corpus.train, corpus.valid))
-    examples = len(next(iter(corpus.train.values())))
-    valid_order = place(batches(np.arange(len(next(iter(corpus.valid.values())))), 128))
+    train, examples = place(dict(corpus.train)), len(next(iter(corpus.train.values())))
+    scored, held_out = Static(model), in_batches(corpus.valid, 128)
     descent = _Momentum(momentum=settings.momentum)
     best, best_loss, best_epoch, done = start, math.inf, 0, 0
 
@@ -93,8 +94,7 @@ def prefinetune(
         ends = place((np.int32(0), np.int32(len(order[0]))))
         state, _ = training.run(model, descent, 1, state, None, train, order, *ends)
         state, mean = training.epoch_ended(state)
-        metrics = training.validate(model, state.params, valid, valid_order)
-        valid_loss = summarise(jax.device_get(metrics))["loss"]
+        valid_loss = score(scored, state.params, held_out).result()["loss"]
         # The loss of a diverged trial is NaN, for which this is false.
         better = valid_loss < best_loss
         if better:

@@ -23,7 +23,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.data.cohort import batches
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.scoring import in_batches, score
 from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import (
     Metrics,
@@ -32,9 +34,9 @@ from jaxpfl.models.base import (
     columns_read,
     descended,
     initialised,
-    summarise,
 )
 from jaxpfl.progress import Progress
+from jaxpfl.text.microbatches import dealt
 
 Columns = Mapping[str, np.ndarray]
 
@@ -107,17 +109,16 @@ def fit(
       and, with validation data, "valid_loss" (after each epoch) and "best_step".
     """
     columns, examples = _checked(model, columns, "columns")
-    everywhere, dealt = shardings(mesh)
+    everywhere, by_rows = shardings(mesh)
     place = partial(jax.device_put, device=everywhere)
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
 
-    placed, valid_columns = place(columns), {}
+    placed, scored, held_out = place(columns), Static(model), ()
     if valid is not None:
-        valid, count = _checked(model, valid, "valid")
-        valid_columns = place(valid)
+        valid, _ = _checked(model, valid, "valid")
         # A batch size that fits into memory in training fits here, too.
-        valid_order = jax.device_put(batches(np.arange(count), settings.batch_size), dealt)
+        held_out = dealt(in_batches(valid, settings.batch_size), mesh)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
         frozen = place(frozen)
 
@@ -129,8 +130,9 @@ def fit(
     )
 
     def validated(state: _State) -> _State:
-        metrics = validate(model, state.train.params, valid_columns, valid_order, frozen)
-        loss = summarise(jax.device_get(metrics))["loss"]
+        params = state.train.params
+        whole = params if frozen is None else adapter_trees.join(params, frozen)
+        loss = score(scored, whole, held_out).result()["loss"]
         # The loss of a diverged run is NaN, for which this is false.
         if loss < np.nanmin(np.asarray(state.valid_losses), initial=np.inf):
             state = state._replace(best=jax.tree.map(jnp.copy, state.train.params))
@@ -152,8 +154,8 @@ def fit(
             if done // steps_per_epoch != epoch:
                 epoch = done // steps_per_epoch
                 generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-                rows = batches(generator.permutation(examples), settings.batch_size)
-                order = jax.device_put(rows, dealt)
+                shuffled = batches(generator.permutation(examples), settings.batch_size)
+                order = jax.device_put(shuffled, by_rows)
             last = min(done + _DISPATCHED, (epoch + 1) * steps_per_epoch)
             ends = (place(np.int32(at - epoch * steps_per_epoch)) for at in (done, last))
             train, loss = run(model, settings, steps, state.train, frozen, placed, order, *ends)
@@ -192,9 +194,14 @@ def start(params: Params, settings: Training, steps: int, device: Any) -> TrainS
     place = partial(jax.device_put, device=device)
     return TrainState(
         params=jax.tree.map(jnp.copy, place(params)),
-        moments=place(jax.jit(settings.optimizer(steps).init)(params)),
+        moments=place(_moments(settings, steps, params)),
         seen=place({name: np.zeros((), np.float32) for name in ("loss_sum", "count")}),
     )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _moments(settings: Training, steps: int, params: Params) -> Any:
+    return settings.optimizer(steps).init(params)
 
 
 @partial(jax.jit, static_argnames=("model", "settings", "steps"), donate_argnames="state")
@@ -240,27 +247,6 @@ def epoch_ended(state: TrainState) -> tuple[TrainState, Array]:
     """The state before the next epoch, and the mean loss of the one that `run` has carried out."""
     mean = state.seen["loss_sum"] / jnp.maximum(state.seen["count"], 1.0)
     return state._replace(seen=jax.tree.map(jnp.zeros_like, state.seen)), mean
-
-
-@partial(jax.jit, static_argnames="model")
-def validate(
-    model: Model,
-    params: Params,
-    columns: Mapping[str, Array],
-    order: tuple[Array, Array],
-    frozen: Params | None = None,
-) -> Metrics:
-    """Sums of the metrics over `order`, which `batches` makes; for `models.base.summarise`."""
-    if frozen is not None:
-        params = adapter_trees.join(params, frozen)
-
-    def step(_: None, batch: tuple[Array, Array]) -> tuple[None, Metrics]:
-        rows_B, real_B = batch
-        examples = {name: column[rows_B] for name, column in columns.items()}
-        return None, model.evaluate(params, examples, real_B)
-
-    _, sums = lax.scan(step, None, order)
-    return jax.tree.map(partial(jnp.sum, axis=0), sums)
 
 
 def _checked(model: Model, columns: Columns, what: str) -> tuple[dict[str, np.ndarray], int]:

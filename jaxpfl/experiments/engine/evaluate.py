@@ -6,21 +6,26 @@ data that is not declared public is refused.
 
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.cohort import batches
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.by_client import MODELS, ClientScores, GroupScores
+from jaxpfl.experiments.central.scoring import (
+    Batches,
+    Pending,
+    in_batches,
+    on_one_device,
+    score,
+)
 from jaxpfl.federated.clients.client import Static
-from jaxpfl.models.base import Checking, Model, require_model, summarise
+from jaxpfl.models.base import Checking, Model, require_model
 
 if TYPE_CHECKING:
+    from jaxpfl.experiments.engine.by_client import ClientScores, GroupScores
     from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -42,20 +47,6 @@ class DeclaredPublic:
     @property
     def described(self) -> str:
         return f"{self.name or self.population.name} (declared public)"
-
-
-class Pending(NamedTuple):
-    """The metric sums of several batches, which the device may still be computing."""
-
-    sums: list[dict[str, jax.Array]]
-
-    def result(self) -> dict[str, float]:
-        """What `models.summarise` makes of the sums of all batches; waits for them."""
-        fetched = jax.device_get(self.sums)
-        # Added on the host in float64, because a float32 count is exact only up to 2^24.
-        return summarise(
-            jax.tree.map(lambda *parts: np.sum(np.array(parts, np.float64), axis=0), *fetched)
-        )
 
 
 class Evaluator:
@@ -130,36 +121,36 @@ class Evaluator:
         return {name: column[rows] for name, column in self.population.numeric().items()}
 
     @cached_property
-    def _batches(self) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
-        total = min(self.population.num_examples, self._max_examples)
-        return [
-            ({name: column[rows] for name, column in self.columns.items()}, mask)
-            for rows, mask in zip(*batches(np.arange(total), self._batch_size), strict=True)
-        ]
+    def _batches(self) -> Batches:
+        return in_batches(self.columns, self._batch_size)
+
+    @cached_property
+    def _program(self) -> Static:
+        return Static(self.model)
 
     def __call__(self, params: Any) -> Pending:
         """Dispatches the evaluation of `params` and returns without waiting."""
-        model = Static(self.model)
-        return Pending([_sums(model, params, *batch) for batch in self._batches])
+        return score(self._program, on_one_device(params), self._batches)
 
-    def by_client(self, params: Any) -> ClientScores:
+    def by_client(self, params: Any) -> "ClientScores":
         """Scores parameters, shared or by client (`jaxpfl.Personal`), on each client's examples."""
+        # Seldom used, and therefore loaded here.
+        from jaxpfl.experiments.engine.by_client import ClientScores
+
         offsets, columns = self.population.offsets, self.population.numeric()
         clients, pending = np.flatnonzero(np.diff(offsets)), []
-        model = Static(self.model)
         for client in clients.tolist():
-            own = params(client) if callable(params) else params
-            rows_SxB, mask_SxB = batches(np.arange(*offsets[client : client + 2]), self._batch_size)
-            sums = [
-                _sums(model, own, {name: column[rows] for name, column in columns.items()}, mask)
-                for rows, mask in zip(rows_SxB, mask_SxB, strict=True)
-            ]
-            pending.append(Pending(sums))
+            own = on_one_device(params(client) if callable(params) else params)
+            rows = slice(*offsets[client : client + 2])
+            examples = {name: column[rows] for name, column in columns.items()}
+            pending.append(score(self._program, own, in_batches(examples, self._batch_size)))
         scores = [sums.result() for sums in pending]
         by_metric = {name: np.array([score[name] for score in scores]) for name in scores[0]}
         return ClientScores(clients, by_metric)
 
-    def by_group(self, column: str, params: Any, *, untrained: Any, noiseless: Any) -> GroupScores:
+    def by_group(
+        self, column: str, params: Any, *, untrained: Any, noiseless: Any
+    ) -> "GroupScores":
         """Scores by groups of clients, which a public column names: whom the noise harms.
 
         Args:
@@ -170,6 +161,8 @@ class Evaluator:
         Raises:
           InputError: there is no such column, or a client's examples are of several groups.
         """
+        from jaxpfl.experiments.engine.by_client import MODELS, GroupScores
+
         models = zip(MODELS, (untrained, noiseless, params), strict=True)
         scores = {name: self.by_client(model) for name, model in models}
         population = self.population
@@ -212,11 +205,3 @@ def check_examples(model: Model, population: Population, name: str) -> None:
             raise InputError(f"the model reads a column {column!r}, but {has}{hint}")
     if isinstance(model, Checking):
         model.check(numeric)
-
-
-@partial(jax.jit, static_argnames="model")
-def _sums(
-    model: Static, params: Any, batch: dict[str, jax.Array], mask: jax.Array
-) -> dict[str, jax.Array]:
-    """Compiled once for all evaluators and runs with the same model."""
-    return model.function.evaluate(params, batch, mask)

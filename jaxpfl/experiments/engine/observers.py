@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.scoring import on_one_device
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import Round, Tracking
 from jaxpfl.experiments.records.lines import MetricsFile, flat
@@ -52,7 +53,8 @@ class Observers(AbstractContextManager["Observers"]):
             params = algorithm.params(state)
         if due and params is not None:
             evaluation = tracking.evaluate(params) if tracking.evaluate else None
-            sentences = tracking.sentences(params, round) if tracking.sentences else None
+            if tracking.sentences:
+                sentences = tracking.sentences(on_one_device(params), round)
         self._late = round, due, metrics, evaluation, sentences, params
         if tracking.on_round:
             # Before the next round is charged, and takes the buffers of the parameters.

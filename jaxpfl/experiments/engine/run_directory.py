@@ -162,6 +162,8 @@ class Run(AbstractContextManager["Run"]):
                 )
             return
         queries = self.algorithm.queries
+        # All rounds together, so that the charge of one seldom needs a composition.
+        self.ledger.fits(self.algorithm.event())
         self.record = {
             "run": self.id,
             "private": not self.stamp,

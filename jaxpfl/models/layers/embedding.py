@@ -30,9 +30,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpfl.models.base import PAD, Metrics, masked_loss
+from jaxpfl.models.base import PAD, Metrics, masked_loss, traced_platform
 
 _BLOCK = 1_024
+# Rows whose logits, for thousands of tokens, fit a core's cache.
+_METRIC_ROWS = 64
 
 
 def add_rows(matrix_VxE: Array, ids_N: Array, rows_NxE: Array) -> Array:
@@ -85,8 +87,38 @@ def next_token_loss(
     real_N = targets_N != PAD
     loss = mean_cross_entropy(m_NxP, matrix_VxP, bias_V, jnp.maximum(targets_N, 0), real_N)
     # Training does not use the metrics, and XLA then leaves out their logits.
-    logits_NxV = m_NxP @ matrix_VxP.T + bias_V[None, :]
-    return loss, masked_loss(logits_NxV, targets_N, real_N, oov=oov)[1]
+    layer = lax.stop_gradient((m_NxP, matrix_VxP, bias_V))
+    return loss, _metrics(*layer, targets_N, real_N, oov)
+
+
+def _metrics(
+    m_NxP: Array, matrix_VxP: Array, bias_V: Array, targets_N: Array, real_N: Array, oov: int | None
+) -> Metrics:
+    """The metrics of `masked_loss`.
+
+    On a CPU, blocks of rows that count are computed one after the other: their logits stay in its
+    cache, all logits of a batch would not, and a block of padding alone is left out.
+    """
+
+    def of(m_RxP: Array, targets_R: Array, real_R: Array) -> Metrics:
+        logits_RxV = m_RxP @ matrix_VxP.T + bias_V[None, :]
+        return masked_loss(logits_RxV, targets_R, real_R, oov=oov)[1]
+
+    number = len(targets_N)
+    if number <= _METRIC_ROWS or traced_platform() != "cpu":
+        return of(m_NxP, targets_N, real_N)
+    count = jnp.sum(real_N, dtype=jnp.int32)
+    order_N = jnp.pad(jnp.argsort(~real_N), (0, -number % _METRIC_ROWS))
+
+    def add(block: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        rows_R = lax.dynamic_slice_in_dim(order_N, block * _METRIC_ROWS, _METRIC_ROWS)
+        real_R = block * _METRIC_ROWS + jnp.arange(_METRIC_ROWS) < count
+        metrics = of(m_NxP[rows_R], targets_N[rows_R], real_R)
+        return sums[0] + metrics["loss_sum"], sums[1] + metrics["correct"]
+
+    blocks = (count + (_METRIC_ROWS - 1)) // _METRIC_ROWS
+    loss_sum, correct = lax.fori_loop(0, blocks, add, (jnp.float32(0.0), jnp.float32(0.0)))
+    return {"loss_sum": loss_sum, "correct": correct, "count": count.astype(jnp.float32)}
 
 
 @jax.custom_vjp

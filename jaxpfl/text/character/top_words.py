@@ -24,7 +24,7 @@ from jaxpfl.checks import positive_int
 from jaxpfl.models.base import Params
 from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.text.character.words import CHARACTER_IDS, END, MAX_BYTES, START, complete_word, show
-from jaxpfl.text.generation.sentences import request_keys, sample_tokens
+from jaxpfl.text.generation.sentences import sample_tokens
 from jaxpfl.text.metrics.prediction import log_probabilities
 
 
@@ -81,9 +81,14 @@ def top_words(
     positive_int("number", number)
     positive_int("draws", draws)
     positive_int("max_bytes", max_bytes)
-    keys_N = request_keys(key, draws)
     tokens_NxT = sample_tokens(
-        model, params, keys_N, max_tokens=max_bytes + 1, ids=CHARACTER_IDS, progress=progress
+        model,
+        params,
+        key,
+        np.arange(draws),
+        max_tokens=max_bytes + 1,
+        ids=CHARACTER_IDS,
+        progress=progress,
     )
     # The place of the end is 0 for the empty word, and where there is no end.
     complete_CxT = tokens_NxT[np.argmax(tokens_NxT == END, axis=1) > 0]

@@ -42,7 +42,8 @@ WORD_IDS = SpecialIds(start=BOS, end=EOS)
 def sample_tokens(
     model: CIFGLanguageModel,
     params: Params,
-    keys_N: Array,
+    key: Array,
+    requests_N: Any,
     *,
     max_tokens: int = 20,
     temperature: float = 1.0,
@@ -51,21 +52,22 @@ def sample_tokens(
 ) -> np.ndarray:
     """Token ids int32 [N, max_tokens]: everything after the start up to the end, then PAD.
 
-    Each request has its own typed key. Token t is drawn with `fold_in(key, t)` from the softmax of
-    logits / temperature over the ids that can be drawn, so a request gives the same tokens whatever
-    the other requests are (unless two draws are tied up to rounding).
+    Request r, a whole number, has the key `fold_in(key, r)`. Its token t is drawn with
+    `fold_in(that key, t)` from the softmax of logits / temperature over the ids that can be drawn,
+    so a request gives the same tokens whatever the other requests are (unless two draws are tied up
+    to rounding).
     """
     positive_int("max_tokens", max_tokens)
     positive("temperature", temperature)
-    number = keys_N.shape[0]
-    banned_V = jnp.asarray(ids.banned(model.vocab_size))
-    scale = np.float32(temperature)
+    number = len(requests_N)
+    banned_V, scale = ids.banned(model.vocab_size), np.float32(temperature)
     tokens_NxT = np.full((number, max_tokens), PAD, np.int32)
     for start in track(range(0, number, _REQUESTS), "sampling", progress=progress):
         # The last request is repeated to fill the array, so that one program serves any number.
         rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
+        request_R = np.asarray(requests_N, np.int32)[rows]
         count = np.int32(min(number - start, _REQUESTS))
-        log = _sample(model, max_tokens, ids, params, keys_N[rows], count, banned_V, scale)
+        log = _sample(model, max_tokens, ids, params, key, request_R, count, banned_V, scale)
         slots.collect(tokens_NxT[start:], log)
     return tokens_NxT
 
@@ -76,12 +78,12 @@ def _sample(
     max_tokens: int,
     ids: SpecialIds,
     params: Params,
-    keys_R: Array,
+    key: Array,
+    request_R: Array,
     count: Array,
     banned_V: Array,
     temperature: Array,
 ) -> Array:
-    requests = keys_R.shape[0]
     initial = model.initial_carry(slots_of(model))
 
     def begin(carry: Any, takes_S: Array, _: Array) -> Any:
@@ -97,10 +99,10 @@ def _sample(
     def ended(token_S: Array, stop_S: Array) -> tuple[Array, Array]:
         return token_S == ids.end, stop_S
 
-    step, key_impl = partial(model.step, params), jax.random.key_impl(keys_R)
+    step, key_impl = partial(model.step, params), jax.random.key_impl(key)
     sequences = slots.Sequences(step, begin, draw, ended, max_tokens, key_impl)
-    words_RxW = jax.random.key_data(keys_R)
-    number_R = jnp.arange(requests, dtype=jnp.int32)
+    words_RxW = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, request_R))
+    number_R = jnp.arange(len(request_R), dtype=jnp.int32)
     waiting = slots.Requests(number_R, words_RxW, jnp.full_like(number_R, ids.start), count)
     start = slots.idle(slots_of(model), words_RxW.shape[1], initial)
     return slots.run(sequences, start, waiting, jnp.bool(True))[1]
@@ -110,12 +112,6 @@ def slots_of(model: CIFGLanguageModel) -> int:
     """How many sequences run at a time; it depends on the model alone, which has one program."""
     fitting = max(_LOGITS // model.vocab_size, 64)
     return min(1 << (fitting.bit_length() - 1), 1024)
-
-
-def request_keys(key: Array, number: int) -> Array:
-    """The keys `fold_in(key, i)` of requests i = 0 .. number - 1."""
-    positive_int("number", number)
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(number))
 
 
 def generate_sentences(
@@ -129,8 +125,8 @@ def generate_sentences(
     temperature: float = 1.0,
 ) -> list[str]:
     """`number` sentences; sentence i is a function of (params, key, i) and the settings only."""
-    keys_N = request_keys(key, number)
+    requests_N = np.arange(positive_int("number", number))
     tokens_NxT = sample_tokens(
-        model, params, keys_N, max_tokens=max_tokens, temperature=temperature
+        model, params, key, requests_N, max_tokens=max_tokens, temperature=temperature
     )
     return [vocabulary.decode(row) for row in tokens_NxT]

@@ -2,10 +2,12 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxpfl as jp
 from jaxpfl.data.selection import random_examples
@@ -39,6 +41,15 @@ def test_each_client_is_scored_on_all_its_examples():
     assert found.scores["count"].tolist() == [SIZES[client] for client in scored]
     expected = [mean_loss(client, WEIGHTS) for client in scored]
     np.testing.assert_allclose(found.scores["loss"], expected, rtol=1e-5)
+
+
+def test_parameters_on_all_devices_are_scored_on_one():
+    """The same sums, and no device computes what another one does."""
+    mesh = jax.make_mesh((jax.device_count(),), ("clients",))
+    everywhere = jax.device_put(PARAMS, NamedSharding(mesh, PartitionSpec()))
+    pending, expected = (evaluation(population())(params) for params in (everywhere, PARAMS))
+    assert pending.result() == expected.result()
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(pending.sums)} == {1}
 
 
 @pytest.mark.parametrize("number", [1, 9, 10, 11, 40])

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.models.layers.embedding import mean_cross_entropy
+from jaxpfl.models.base import PAD
+from jaxpfl.models.layers import embedding
+from jaxpfl.models.layers.embedding import mean_cross_entropy, next_token_loss
 from tests import trees
 
 assert_close = partial(trees.assert_close, atol=1e-6)
@@ -76,3 +78,26 @@ def test_a_logit_that_is_not_finite_is_not_hidden():
     loss, gradients = value_and_gradients((m.at[1, 0].set(np.nan), matrix, bias))
     assert np.isnan(loss)
     assert np.isnan(np.asarray(gradients[1])).any()
+
+
+@pytest.mark.parametrize("real", [REAL, np.ones(N, bool), np.zeros(N, bool)])
+def test_metrics_of_blocks_are_those_of_all_rows_that_count(real, monkeypatch):
+    """Also where the last block is not full, or no row counts."""
+    monkeypatch.setattr(embedding, "_METRIC_ROWS", 3)
+    # A row that does not count would be correct, if it counted.
+    targets = np.array([np.argmax(row) for row in _logits(layer(3.0))], np.int32)
+    targets[:2] = TARGETS[:2]
+    given = np.where(real, targets, PAD)
+    metrics = jax.jit(lambda *given: next_token_loss(*given)[1])(*layer(3.0), given)
+    found = jax.device_get(metrics)
+    logits = _logits(layer(3.0))[real]
+    picked = logits[np.arange(real.sum()), targets[real]]
+    correct = np.sum(logits.argmax(1) == targets[real])
+    loss_sum = np.sum(np.log(np.exp(logits).sum(1)) - picked)
+    assert found["loss_sum"] == pytest.approx(loss_sum, rel=1e-5)
+    assert (found["correct"], found["count"]) == (correct, real.sum())
+
+
+def _logits(arguments):
+    m, matrix, bias = (np.asarray(leaf, np.float64) for leaf in arguments)
+    return m @ matrix.T + bias

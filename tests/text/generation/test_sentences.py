@@ -10,6 +10,7 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED
 
 VOCABULARY = Vocabulary.from_texts(["the cat sat", "a dog sat there"] * 2, 16, source="here")
 MODEL = CIFGLanguageModel(vocab_size=len(VOCABULARY), embedding=8, hidden=12, projection=8)
+KEY = jax.random.key(1)
 
 
 @pytest.fixture(scope="module")
@@ -17,29 +18,25 @@ def params():
     return MODEL.init(jax.random.key(0))
 
 
-def keys(number, seed=1):
-    return jax.random.split(jax.random.key(seed), number)
-
-
 def test_a_sequence_that_ended_makes_room_for_the_next(params):
     """More requests than run at a time, and than one call on the device takes."""
     number = 8_300
     assert slots_of(MODEL) < number
-    many = sample_tokens(MODEL, params, keys(number), max_tokens=6)
+    many = sample_tokens(MODEL, params, KEY, np.arange(number), max_tokens=6)
     rows = np.array([0, 1, 1_500, 8_191, 8_192, 8_299])
-    some = sample_tokens(MODEL, params, keys(number)[rows], max_tokens=6)
+    some = sample_tokens(MODEL, params, KEY, rows, max_tokens=6)
     np.testing.assert_array_equal(some, many[rows])
     assert (many[:, 0] != PAD).all()
 
 
 def test_further_ids_are_never_drawn(params):
     ids = SpecialIds(start=BOS, end=EOS, never=(4, 5))
-    drawn = sample_tokens(MODEL, params, keys(500), max_tokens=6, ids=ids)
+    drawn = sample_tokens(MODEL, params, KEY, np.arange(500), max_tokens=6, ids=ids)
     assert not {BOS, 4, 5} & set(drawn.reshape(-1).tolist())
 
 
 def test_sentences_end_at_end_of_sentence(params):
-    tokens = sample_tokens(MODEL, params, keys(70), max_tokens=6)
+    tokens = sample_tokens(MODEL, params, KEY, np.arange(70), max_tokens=6)
     ended = 0
     for row in tokens.tolist():
         length = row.index(EOS) + 1 if EOS in row else len(row)
@@ -53,7 +50,9 @@ def test_samples_follow_the_models_distribution(params):
     """Accepts the temperature asked for and rejects another."""
     number = 4_000
     params = jax.tree.map(lambda leaf: 3 * leaf, params)
-    first = sample_tokens(MODEL, params, keys(number), max_tokens=1, temperature=0.5)[:, 0]
+    first = sample_tokens(MODEL, params, KEY, np.arange(number), max_tokens=1, temperature=0.5)[
+        :, 0
+    ]
     got = np.bincount(first, minlength=len(VOCABULARY))
     assert got[[UNUSED, BOS]].sum() == 0
     logits = MODEL.step(params, jnp.array([BOS]), MODEL.initial_carry(1))[0][0]
@@ -75,4 +74,4 @@ def test_generated_sentences_are_a_function_of_key_and_index(params):
 
 
 def test_no_requests_draw_nothing(params):
-    assert sample_tokens(MODEL, params, keys(2)[:0], max_tokens=6).shape == (0, 6)
+    assert sample_tokens(MODEL, params, KEY, [], max_tokens=6).shape == (0, 6)

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
@@ -13,7 +14,7 @@ from jaxpfl.experiments.systems.workspace import Workspace, stored_params
 from jaxpfl.experiments.systems.worlds import RATE, carried_out, store_vocabulary
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.text.character.top_words import top_words
-from jaxpfl.text.generation.sentences import request_keys, sample_tokens
+from jaxpfl.text.generation.sentences import sample_tokens
 from jaxpfl.text.metrics.oov import oov_rates
 
 
@@ -41,7 +42,8 @@ def _generated(study: Study, progress: bool, params: Mapping[str, Any]) -> dict[
     sentences = sample_tokens(
         study.kinds["words"].model,
         params["words"],
-        request_keys(jax.random.fold_in(root, OOV_SENTENCES), config.drawn.sentences),
+        jax.random.fold_in(root, OOV_SENTENCES),
+        np.arange(config.drawn.sentences),
         max_tokens=config.words.model.sequence_length,
         progress=progress,
     )

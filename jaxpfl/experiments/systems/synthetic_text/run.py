@@ -19,6 +19,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
+from jaxpfl.experiments.central.scoring import in_batches, score
 from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.phases import LateReleaser, Phases, missing
@@ -35,6 +36,7 @@ from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
 from jaxpfl.experiments.systems.synthetic_text.study import Study
 from jaxpfl.experiments.systems.workspace import Workspace
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.mesh import leads
 from jaxpfl.models import count_parameters
@@ -42,7 +44,7 @@ from jaxpfl.models.base import Params
 from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.leakage import leakage
-from jaxpfl.text.metrics.prediction import evaluate
+from jaxpfl.text.microbatches import dealt, placed
 
 FINE_TUNING = "fine_tuning"
 """The folder of the checkpoints of the downstream model's training on the corpus."""
@@ -89,8 +91,10 @@ class TextStudy:
         details: Mapping[str, Any],
     ) -> dict[str, Any]:
         tokens, start = self.models.rows(self._first(self.test)), self.models.downstream
+        model, mesh = Static(start.model), data_mesh(16)
+        batches = dealt(in_batches({"tokens": tokens}, 16), mesh)
         public, metrics = (
-            evaluate(start.model, params, tokens, mesh=data_mesh(16))
+            score(model, placed(params, mesh), batches).result()
             for params in (start.params, trained)
         )
         held_out = self.config.evaluation.source or self.config.data.source

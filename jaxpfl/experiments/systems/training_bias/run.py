@@ -16,7 +16,7 @@ from jaxpfl.experiments.systems.training_bias.study import MODEL, Study
 from jaxpfl.experiments.systems.workspace import Workspace, stored_params
 from jaxpfl.experiments.systems.worlds import RATE, carried_out, store_vocabulary
 from jaxpfl.privacy.keys import BIAS_SENTENCES, training_root
-from jaxpfl.text.generation.sentences import request_keys, sample_tokens
+from jaxpfl.text.generation.sentences import sample_tokens
 from jaxpfl.text.metrics.prediction import log_densities, unlikely
 from jaxpfl.text.tokenisers.vocabulary import BOS, SPECIALS
 
@@ -63,7 +63,8 @@ def _generated(
     drawn_NxT = sample_tokens(
         study.model,
         params[MODEL],
-        request_keys(key, config.drawn.sentences),
+        key,
+        np.arange(config.drawn.sentences),
         max_tokens=config.model.sequence_length,
         progress=progress,
     )

@@ -12,15 +12,17 @@ from jaxpfl.cli import main
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.central.public_models import data_mesh
+from jaxpfl.experiments.central.scoring import in_batches, score
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.synthetic_text.methods import Author
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.text.metrics.prediction import evaluate
+from jaxpfl.text.microbatches import dealt, placed
 from jaxpfl.text.tokenisers.fast import hugging_face
 from tests.experiments import canaries
 
@@ -76,7 +78,8 @@ def test_the_downstream_model_is_read_again_and_scores_what_the_run_says(
     for found, expected in zip(tokeniser.encode(texts), own.encode(texts), strict=True):
         np.testing.assert_array_equal(found, expected)
     assert model == models.downstream.model
-    scored = evaluate(model, params, models.rows(texts), mesh=data_mesh(16))
+    batches = dealt(in_batches({"tokens": models.rows(texts)}, 16), data_mesh(16))
+    scored = score(Static(model), placed(params, data_mesh(16)), batches).result()
     record = json.loads((finished / method / "result.json").read_text())
     for name in ("perplexity", "loss", "accuracy"):
         assert scored[name] == record["metrics"][name], name

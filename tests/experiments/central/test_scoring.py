@@ -1,4 +1,4 @@
-"""Accuracy and perplexity count every real target once."""
+"""Accuracy and perplexity of a language model count every real target once."""
 
 from typing import Any
 
@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.scoring import in_batches, score
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.metrics.prediction import evaluate
+from jaxpfl.text.microbatches import dealt, placed
 
 MODEL = Decoder(DecoderConfig("gpt2", 23, 16, 1, 2, positions=12, initializer_range=0.5))
 
@@ -17,6 +20,11 @@ MODEL = Decoder(DecoderConfig("gpt2", 23, 16, 1, 2, positions=12, initializer_ra
 @pytest.fixture(scope="module")
 def params() -> Any:
     return MODEL.init(jax.random.key(0))
+
+
+def _scored(params: Any, tokens: np.ndarray, size: int, mesh: Mesh | None = None) -> Any:
+    batches = dealt(in_batches({"tokens": tokens}, size), mesh)
+    return score(Static(MODEL), placed(params, mesh), batches).result()
 
 
 def _tokens(rows: int = 11) -> np.ndarray:
@@ -41,8 +49,8 @@ def test_it_is_the_mean_over_real_targets(params):
         log_sum = np.log(np.sum(np.exp(logits), axis=1))
         losses += list(log_sum - logits[np.arange(len(row) - 1), row[1:]])
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-    for batch_size, devices in ((4, None), (3, mesh)):
-        found = evaluate(MODEL, params, tokens, batch_size=batch_size, mesh=devices)
+    for size, devices in ((3, None), (4, mesh)):
+        found = _scored(params, tokens, size, devices)
         assert found["count"] == len(hits)
         assert found["accuracy"] == pytest.approx(np.mean(hits))
         assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
@@ -50,6 +58,11 @@ def test_it_is_the_mean_over_real_targets(params):
 
 
 def test_no_targets_are_nan(params):
-    found = evaluate(MODEL, params, np.array([[3, -1]], np.int32))
+    found = _scored(params, np.array([[3, -1]], np.int32), 1)
     assert np.isnan(found["accuracy"])
     assert found["count"] == 0
+
+
+def test_no_examples_are_refused(params):
+    with pytest.raises(InputError, match="no examples to score"):
+        _scored(params, np.zeros((0, 4), np.int32), 4)
