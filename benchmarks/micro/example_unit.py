@@ -3,6 +3,7 @@
     python -m benchmarks.micro.example_unit
     python -m benchmarks.micro.example_unit --examples 1000
     python -m benchmarks.micro.example_unit --words
+    python -m benchmarks.micro.example_unit --words --opacus .venv-peer-opacus
 
 `release` is a whole round of `fed_sgd` (charge, draw, pack, clip, sum, noise, step), its examples
 dealt to one device a core. The others are compiled functions on one device: `clipped` the client
@@ -12,17 +13,23 @@ best of the repeats.
 
 With `--words` the examples are 32 sentences of the tied CIFG word model (hidden 670, embedding 96),
 by vocabulary and length. Rows have medians of wall and processor time, and the temporary memory
-that XLA plans for the function.
+that XLA plans for the function. With the environment of Opacus, the model is untied, and clipped
+sums of Opacus's LSTM, of as many parameters, take turns with ours (`example_unit_against`); their
+memory is what the process grows by in them.
 """
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import tyro
 
 from benchmarks import harness
+from benchmarks.peer import Peer
+
+CHILD = Path(__file__).with_name("example_unit_against.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +38,12 @@ class Config:
     repeats: int = 15
     devices: int | None = None  # virtual CPU devices; default one a core
     words: bool = False
+    opacus: Path | None = None
 
 
 def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(config.devices)
-    rows = words(config.repeats) if config.words else images(config)
+    rows = words(config) if config.words else images(config)
     print(f"recorded in {harness.record('example_unit', rows)}")
     return rows
 
@@ -70,29 +78,45 @@ def compiled(model: Any, params: Any, batch: Any) -> dict[str, Any]:
     }
 
 
-def words(repeats: int) -> list[dict]:
+def words(config: Config) -> list[dict]:
     import jax
     import numpy as np
 
     import jaxpfl as jp
 
     rng, rows, number = np.random.default_rng(0), [], 32
-    for vocabulary in (1_000, 10_000):
-        model = jp.models.CIFGLanguageModel(vocabulary)
+    sizes = [(vocabulary, tokens) for vocabulary in (1_000, 10_000) for tokens in (10, 20, 40)]
+    for vocabulary, tokens in sizes if config.opacus is None else [(10_000, 20)]:
+        model = jp.models.CIFGLanguageModel(vocabulary, tied=config.opacus is None)
         params = model.init(jax.random.key(0))
-        for tokens in (10, 20, 40):
-            batch = {"tokens": rng.integers(4, vocabulary, (number, tokens + 1), np.int32)}
-            functions = compiled(model, params, batch)
-            given = jax.device_put((params, batch, np.ones(number, bool)))
-            taken = harness.turns({n: partial(f, *given) for n, f in functions.items()}, repeats)
-            for name, turns in taken.items():
-                planned = functions[name].memory_analysis().temp_size_in_bytes
-                row = {"what": name, "vocabulary": vocabulary, "tokens": tokens}
-                row |= {"ms": 1e3 * median(turn.seconds for turn in turns)}
-                row |= {"CPU ms": 1e3 * median(turn.cpu_seconds for turn in turns)}
-                rows.append(row | {"examples": number, "temporary MB": planned / 1e6})
+        batch = {"tokens": rng.integers(4, vocabulary, (number, tokens + 1), np.int32)}
+        functions = compiled(model, params, batch)
+        given = jax.device_put((params, batch, np.ones(number, bool)))
+        runs: dict[str, Any] = {name: partial(f, *given) for name, f in functions.items()}
+        peers: dict[str, Peer] = {}
+        if config.opacus is not None:
+            arrays = {"tokens": batch["tokens"], "vocabulary": vocabulary}
+            for mode in ("hooks", "ghost"):
+                peers[f"Opacus, {mode}"] = Peer(config.opacus, CHILD, {**arrays, "mode": mode})
+        runs |= {name: partial(_elsewhere, peer) for name, peer in peers.items()}
+        taken = harness.turns(runs, config.repeats)
+        memory = {n: f.memory_analysis().temp_size_in_bytes / 1e6 for n, f in functions.items()}
+        for name, peer in peers.items():
+            memory[name] = peer.peak_memory_mb() - peer.hello["resident MB"]
+        for name, turns in taken.items():
+            row = {"what": name, "vocabulary": vocabulary, "tokens": tokens, "tied": model.tied}
+            row |= {"ms": 1e3 * median(turn.seconds for turn in turns)}
+            row |= {"CPU ms": 1e3 * median(turn.cpu_seconds for turn in turns)}
+            row |= {"examples": number, "temporary MB": memory[name]}
+            rows.append(row | ({"versions": peers[name].hello} if name in peers else {}))
+        for peer in peers.values():
+            peer.close()
     harness.table(rows, ["what", "vocabulary", "tokens", "ms", "CPU ms", "temporary MB"])
     return rows
+
+
+def _elsewhere(peer: Peer) -> harness.Elsewhere:
+    return harness.Elsewhere(peer.turn())
 
 
 def images(config: Config) -> list[dict]:

@@ -184,15 +184,15 @@ def test_exact_noise_that_is_too_small_for_its_steps_is_refused():
             door(held_vector, chosen, SHAPE)
 
 
-def test_fixed_point_refuses_a_chunk_whose_low_halves_could_wrap():
-    """TRUST 27: never a silent wrap."""
-    with pytest.raises(InputError, match="32000"):
-        summed(
-            [bucket_of(vectors(32_001))],
-            chosen=exact(population=100_000)["chosen"],
-            mesh=client_mesh(1),
-            chunk=32_001,
-        )
+def test_low_halves_of_a_large_chunk_do_not_wrap():
+    """TRUST 27: 40,000 low halves of 2^16 - 1 do not fit an int32."""
+    chosen = exact(population=100_000)["chosen"]
+    value = np.float32((2**16 - 1) * 2.0**-20 * chosen.value_noise_std(1.0) * (1 + 2.0**-15))
+    buckets = [bucket_of(np.tile(value, (40_000, DIM)))]
+    wide, narrow = (
+        summed(buckets, chosen=chosen, mesh=client_mesh(1), chunk=chunk) for chunk in (40_000, 1)
+    )
+    np.testing.assert_array_equal(wide, narrow)
 
 
 def drawn(key):

@@ -192,13 +192,19 @@ def test_sums_of_2_to_the_26_clients_do_not_overflow():
     @jax.jit
     def total():
         sums = steps.zeros(jnp.zeros(4), 1)
-        sums = jax.lax.fori_loop(0, fold, lambda _, sums: steps.merge(sums, most), sums)
+
+        def add(_, sums):
+            return steps.merge(sums, steps.start(sums) + most)
+
+        sums = jax.lax.fori_loop(0, fold, add, sums)
         everywhere = jax.tree.map(lambda leaf: jnp.repeat(leaf, devices, axis=0), sums)
         return steps.join_devices(everywhere)
 
     found = jax.device_get(total())
     whole = most.astype(np.int64) * fold * devices
     assert whole.max() == 2**26 * 2**24
+    # Full subtotals of the longest contributions, on a full low part, fit an int32.
+    assert steps.most * (2**24 + 17) + 2**24 <= 2**31
     np.testing.assert_array_equal((np.int64(found.high) << 24) + found.low, whole)
     scale = jnp.float32(2.0**24)
     released = steps.add_noise(found, jnp.full(4, 0.25), scale)

@@ -57,7 +57,7 @@ from jaxpfl.federated.release.program import Program
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.sum_digest import bound_to_bits, noise_key_and_name
 from jaxpfl.federated.release.summing import Engine, Layout, accumulate, placed, zero_sums
-from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
+from jaxpfl.federated.release.vector import LONG, Shapes, dealt, exchanged, gathered
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from jaxpfl.privacy.exact_noise import exact_normal
 from jaxpfl.privacy.keys import key_from_words
@@ -114,6 +114,20 @@ def _joined(
     return jax.tree.map(functools.partial(dealt, mesh), total_W), below
 
 
+def _exchanged(
+    accumulator: Accumulator, mesh: Mesh, halves: list[list[jax.Array]], below_D: jax.Array
+) -> tuple[DoubleWord, jax.Array]:
+    """The sum of all devices, as `_joined` returns it, of the low and high parts of their sums."""
+    # One half after the other, and each is freed when it has been exchanged.
+    low_DxW = exchanged(mesh, halves.pop(0))
+    pair = DoubleWord(exchanged(mesh, halves.pop()), low_DxW)
+    return _joined(accumulator, mesh, pair, below_D)
+
+
+# In one program, which costs small arrays half as much, and frees nothing before its end.
+_exchanged_at_once = jax.jit(_exchanged, static_argnames=("accumulator", "mesh"))
+
+
 @functools.partial(jax.jit, static_argnames=("accumulator", "mesh", "private"))
 def _noised(
     accumulator: Accumulator,
@@ -163,13 +177,6 @@ def _noised(
 
 def shape_of(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
-
-
-def _all_of(bucket: Bucket, shares: int) -> Bucket:
-    """The shapes of a bucket of so many equal shares."""
-    return jax.tree.map(
-        lambda leaf: shape_of((leaf.shape[0] * shares, *leaf.shape[1:]), leaf.dtype), bucket
-    )
 
 
 def key_shape(plan: Plan) -> Any:
@@ -254,12 +261,13 @@ class Door:
 
             # Steps are counted in a draw's standard deviation.
             noise_multiplier *= np.float32(column_norm(plan.bands))
-        all_shares = replicas(self.mesh) // len(shares(self.mesh))
         for bucket in cohort:
-            # A traced bucket is the whole one, not a process's share of it.
-            traced = isinstance(bucket.mask, Tracer)
-            program = self._program(broadcast, _all_of(bucket, 1 if traced else all_shares))
-            bucket = bucket if traced else put_shares(bucket, self.mesh)
+            # A traced bucket is the whole one, and not a share of it.
+            if not isinstance(bucket.mask, Tracer):
+                # Refuses what cannot be dealt evenly.
+                self._chunk_of(len(bucket.weight) * replicas(self.mesh) // len(shares(self.mesh)))
+                bucket = put_shares(bucket, self.mesh)
+            program = self._program(broadcast, bucket)
             sums, states = program(broadcast, sums, bucket, clip_norm, noise_multiplier, keys.train)
             keep(states)
         settle(sums)
@@ -267,11 +275,8 @@ class Door:
         below, pairs = sums.below, jax.tree.leaves(sums.contributions, is_leaf=is_pair)
         halves = [[pair.low for pair in pairs], [pair.high for pair in pairs]]
         del sums, pairs
-        # One half after the other, and each is freed when it has been exchanged.
-        low = exchanged(self.mesh, halves.pop(0))
-        pair = DoubleWord(exchanged(self.mesh, halves.pop()), low)
-        total, below = _joined(accumulator, self.mesh, pair, below)
-        del low, pair
+        joined = _exchanged if self.coordinates >= LONG else _exchanged_at_once
+        total, below = joined(accumulator, self.mesh, halves, below)
         below_std = np.float32(plan.indicator_noise_std)
         # With the scales, because the same noise at two scales would reveal the noise.
         numbers = below, clip_norm, noise_multiplier, below_std
@@ -301,7 +306,7 @@ class Door:
         """The program that adds buckets of this shape to the sums."""
         shape = bucket.mask.shape
         if shape not in self._programs and not self._sealed:
-            self._programs[shape] = Program(self.trace(broadcast, bucket))
+            self._programs[shape] = Program(self.trace(broadcast, jax.eval_shape(Bucket, *bucket)))
         return self._programs[shape]
 
     def trace(self, broadcast: PyTree, bucket: Bucket) -> jax.stages.Traced:

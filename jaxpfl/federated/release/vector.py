@@ -21,7 +21,7 @@ from jaxpfl.privacy.mechanisms import cut
 # multiples (powers of two) release the same bits where the sum has the same bits. A device's share
 # of a long vector is a multiple of 1,024 entries, because a TPU would copy other ones repeatedly.
 _WIDTH, _LONG_WIDTH = 512, 512 * 1024
-_LONG = 2**23
+LONG = 2**23
 # A TPU lays the last axis of an array out in rows of 128 numbers. The compiler stores a matrix with
 # four columns the other way round, but turns it back to flatten it, and then it takes 32 times its
 # size: LoRA's adapters A [layers, inputs, rank] are such. Column by column, the bits are the same.
@@ -71,7 +71,7 @@ def exchanged(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
     devices there are. If several devices share a replica, each sends to those in its own place.
     """
     width = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
-    padded = _round_up(width + 1, _WIDTH if width < _LONG else _LONG_WIDTH)
+    padded = _round_up(width + 1, _WIDTH if width < LONG else _LONG_WIDTH)
     padded = _round_up(padded, mesh.size)
 
     def exchange(*leaves):
