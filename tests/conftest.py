@@ -71,7 +71,7 @@ gc.set_threshold(100_000, 20, 50)
 # No deadline: a test must not fail because the machine is busy. Derandomised: a red build stays
 # red, on every machine.
 hypothesis.settings.register_profile(
-    "jaxpfl", deadline=None, derandomize=True, database=None, max_examples=100 if _FULL else 30
+    "jaxpfl", deadline=None, derandomize=True, database=None, max_examples=100 if _FULL else 20
 )
 hypothesis.settings.load_profile("jaxpfl")
 

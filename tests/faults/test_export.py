@@ -214,7 +214,7 @@ def _line(private: bool, out: Path) -> Any:
     shared: Any = {"rounds": 1, "clip": jp.Clip(0.5), "participation": jp.Poisson(4, 2)}
     plan = jp.Plan.without_privacy(**shared)
     if private:
-        plan = jp.Plan.calibrated(epsilon=8.0, delta=1e-2, **shared)
+        plan = jp.Plan(noise=jp.Noise(1.0), delta=1e-2, **shared)
     algorithm = jp.algorithms.fed_avg(
         model, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan
     )

@@ -19,7 +19,7 @@ def inputs(share: float) -> range:
         shares = sum(target.share for target in TARGETS.values())
         count = round(int(os.environ["JAXPFL_FUZZ_INPUTS"]) * share / shares)
     else:
-        count = max(4, min(240, round(12 * share)))
+        count = max(3, min(120, round(6 * share)))
     return range(1, count + 1)
 
 

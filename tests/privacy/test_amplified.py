@@ -49,12 +49,13 @@ def largest_delta(plan: Plan, epsilon: float, places: list[int], draws: int = 40
 
 @pytest.mark.parametrize("noise", ["independent", "banded"])
 def test_amplified_bands_hide_a_client_as_well_as_is_charged(noise):
-    """36 plans: whoever knows the place sees as much as is charged; nobody sees more.
+    """18 plans: whoever knows the place sees as much as is charged; nobody sees more.
 
     Half the rate, or no place at all, would be charged too little.
     """
     tight = 0
-    for rounds, b, taken, z in itertools.product((1, 4, 6), (1, 2, 3), (20, 60), (0.8, 1.5)):
+    cohorts = ((20, 0.8), (60, 1.5))
+    for rounds, b, (taken, z) in itertools.product((1, 4, 6), (1, 2, 3), cohorts):
         plan = Plan(
             rounds, Clip(1.0), Noise(z, noise), CyclicPoisson(POPULATION, taken, b), 3e-2,
             allow_large_delta="a large one can be simulated",
@@ -68,7 +69,7 @@ def test_amplified_bands_hide_a_client_as_well_as_is_charged(noise):
         assert largest_delta(plan, epsilon, [*range(min(b, rounds))]) <= plan.delta * 1.12
         tight += known >= plan.delta * 0.88
     # The last columns are shorter in rounds that are no whole epochs.
-    assert tight >= 18
+    assert tight >= 9
     half = dataclasses.replace(plan, participation=CyclicPoisson(POPULATION, taken // 2, b))
     assert largest_delta(plan, half.epsilon(), [0]) > 1.5 * plan.delta
 
@@ -115,10 +116,9 @@ def spent_delta(taken: TruncatedPoisson, z: float, epsilon: float, rounds: int) 
 
 
 def test_truncated_cohorts_hide_a_client_as_well_as_is_charged():
-    """32 plans: what is charged is never below; and no more than needed where a cap is far."""
-    for at_most, q, z, rounds, delta in itertools.product(
-        (1.0, 3.0), (0.1, 0.3), (0.8, 2.0), (1, 4), (1e-2, 1e-4)
-    ):
+    """8 plans: what is charged is never below; and no more than needed where a cap is far."""
+    kinds = ((0.8, 4, 1e-4), (2.0, 1, 1e-2))
+    for at_most, q, (z, rounds, delta) in itertools.product((1.0, 3.0), (0.1, 0.3), kinds):
         clients = round(q * 30)
         taken = TruncatedPoisson(30, clients, math.ceil(at_most * clients))
         plan = Plan(
@@ -134,13 +134,13 @@ def test_truncated_cohorts_hide_a_client_as_well_as_is_charged():
 def test_what_a_cap_costs():
     """Seven deviations above the mean nothing that could be printed, two of them half as much."""
     costs = {}
-    for cap in (None, 670, 560, 545):
+    for cap in (None, 670, 545):
         taken = Poisson(100_000, 500) if cap is None else TruncatedPoisson(100_000, 500, cap)
         plan = Plan(200, Clip(1.0), Noise(0.7), taken, 1e-6)
         costs[cap] = plan.epsilon()
         assert "one accountant" not in plan.statement()
     assert costs[670] == pytest.approx(costs[None], rel=1e-4)
-    assert costs[None] < 1.01 * costs[670] < costs[560] < costs[545]
+    assert costs[None] < 1.01 * costs[670] < costs[545]
 
 
 def test_a_second_release_on_a_truncated_cohort_is_for_another_client_in_its_place():

@@ -134,12 +134,10 @@ def test_the_verifier_needs_dp_accounting_alone():
     [
         [(GAUSSIAN(0.7), 1)],
         [(GAUSSIAN(3.0), 20), (GAUSSIAN(9.0), 1)],
-        [(poisson(0.01, 0.6), 100)],
         [(poisson(0.001, 0.8), 2_000)],
         [(poisson(0.3, 5.0), 10), (GAUSSIAN(4.0), 1)],
         [(poisson(0.02, 1.0), 50), (poisson(0.1, 3.0), 5)],
         [(truncated(1_000, 0.05, 70, 1.5), 20), (poisson(0.02, 1.0), 5)],
-        [(truncated(100, 0.1, 12, 2.0), 5)],
         [(events.ZeroOut(GAUSSIAN(2.0)), 5), (poisson(0.02, 1.0), 5)],
         [(fixed(1_000, 10, 0.5), 30)],
         [(dp_accounting.ZCDpEvent(0.01, 1e-6), 10), (GAUSSIAN(8.0), 3)],

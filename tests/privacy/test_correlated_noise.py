@@ -141,24 +141,30 @@ def strategy(rounds: int, bands: int) -> np.ndarray:
     return sum(np.diag(np.full(rounds - k, c), -k) for k, c in enumerate(coefficients[:rounds]))
 
 
+@jax.jit
+def drawn(round):
+    return standard_normal(jax.random.fold_in(training_root(0), round), (WIDTH,))
+
+
+@jax.jit
+def drawn_cells(round):
+    return exact_cells(jax.random.fold_in(training_root(0), round), jnp.arange(40))
+
+
 @functools.cache
-def draws_of(rounds: int, width: int) -> np.ndarray:
-    """The independent draws by their addresses, float64 [rounds, width]."""
-    root = training_root(0)
-    draw = jax.jit(lambda round: standard_normal(jax.random.fold_in(root, round), (width,)))
-    return np.asarray([draw(jnp.int32(round)) for round in range(1, rounds + 1)], np.float64)
+def draws_of(rounds: int) -> np.ndarray:
+    """The independent draws by their addresses, float64 [rounds, WIDTH]."""
+    return np.asarray([drawn(jnp.int32(round)) for round in range(1, rounds + 1)], np.float64)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 3, 10])
 def test_noise_of_all_rounds_is_the_inverse_strategy_times_the_draws(bands):
     """A dense inverse in float64; more rounds than bands, and than the ring goes round twice."""
     found = rounds_of(stream(per_epoch=bands), range(1, 26))
-    wanted = np.linalg.inv(strategy(25, bands)) @ draws_of(25, WIDTH)
+    wanted = np.linalg.inv(strategy(25, bands)) @ draws_of(25)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
     # The draws can be had back from the noise: nothing else is in it.
-    np.testing.assert_allclose(
-        strategy(25, bands) @ found, draws_of(25, WIDTH), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(strategy(25, bands) @ found, draws_of(25), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 3, 20])
@@ -172,10 +178,9 @@ def test_exact_sums_follow_from_what_the_gaussian_mechanism_releases(bands):
     assert Fraction(column_norm(bands)) ** 2 >= Fraction(sum(m * m for m in whole), 2**32)
     assert column_norm(bands) == pytest.approx(math.hypot(*whole) / 2**16, rel=1e-15)
     sums = np.random.default_rng(0).integers(-(2**45), 2**45, (rounds, width)).tolist()
-    root, seen = training_root(0), []
-    draw = jax.jit(lambda t: exact_cells(jax.random.fold_in(root, t), jnp.arange(width)))
+    seen = []
     for t in range(rounds):
-        cells, parts = (each.tolist() for each in draw(t + 1))
+        cells, parts = (each.tolist() for each in drawn_cells(t + 1))
         seen.append([])
         for p in range(width):
             mixed = sum(m * sums[t - k][p] for k, m in enumerate(whole[: t + 1]))
@@ -189,7 +194,7 @@ def test_exact_sums_follow_from_what_the_gaussian_mechanism_releases(bands):
 def test_a_client_moves_the_sums_as_far_as_is_charged_in_all_its_rounds(bands, rounds):
     """Every place in the epoch and every sign of what it sends; C from the noise itself."""
     found = rounds_of(stream(per_epoch=bands), range(1, rounds + 1))
-    own = draws_of(rounds, WIDTH) @ np.linalg.pinv(found)
+    own = draws_of(rounds) @ np.linalg.pinv(found)
     epochs, shift = -(-rounds // bands), 0.0
     for place in range(bands):
         taken = range(place, rounds, bands)

@@ -151,10 +151,9 @@ def exact_epsilon(mu: float, delta: float) -> float:
 
 @pytest.mark.parametrize("noise", ["independent", "banded", "blt", "tree"])
 def test_epsilon_is_that_of_the_furthest_client(noise):
-    """36 plans: C from its definition, the client who takes part most often, and likelihoods."""
-    for rounds, separation, z, delta in itertools.product(
-        (1, 7, 10), (1, 3, 10), (0.8, 3.0), (1e-3, 1e-6)
-    ):
+    """12 plans: C from its definition, the client who takes part most often, and likelihoods."""
+    kinds = ((0.8, 1e-6), (3.0, 1e-3))
+    for rounds, separation, (z, delta) in itertools.product((1, 10), (1, 3, 10), kinds):
         fields = FIELDS | dict(noise_multiplier=z, delta=delta, noise=noise, rounds=rounds)
         plan = flat_plan(**fields, separation=separation)
         if noise == "tree":

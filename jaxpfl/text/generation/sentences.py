@@ -18,8 +18,8 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED, Vocabulary
 
 # The logits of one step, of all sequences that run at a time, fit in a processor's cache.
 _LOGITS = 2**18
-# Sequences of one call on the device; fixed, so that there is one program for any number.
-_REQUESTS = 8192
+# Sequences of one call on the device: as few as a run shows after a round, or many.
+_REQUESTS = 64, 8192
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ def sample_tokens(
     number = len(requests_N)
     banned_V, scale = ids.banned(model.vocab_size), np.float32(temperature)
     tokens_NxT = np.full((number, max_tokens), PAD, np.int32)
-    for start in track(range(0, number, _REQUESTS), "sampling", progress=progress):
-        # The last request is repeated to fill the array, so that one program serves any number.
-        rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
+    most = _REQUESTS[number > _REQUESTS[0]]
+    for start in track(range(0, number, most), "sampling", progress=progress):
+        # The last request is repeated to fill the array, so that two programs serve any number.
+        rows = np.minimum(np.arange(start, start + most), number - 1)
         request_R = np.asarray(requests_N, np.int32)[rows]
-        count = np.int32(min(number - start, _REQUESTS))
+        count = np.int32(min(number - start, most))
         log = _sample(model, max_tokens, ids, params, key, request_R, count, banned_V, scale)
         slots.collect(tokens_NxT[start:], log)
     return tokens_NxT
@@ -84,7 +85,8 @@ def _sample(
     banned_V: Array,
     temperature: Array,
 ) -> Array:
-    initial = model.initial_carry(slots_of(model))
+    size = min(slots_of(model), len(request_R))
+    initial = model.initial_carry(size)
 
     def begin(carry: Any, takes_S: Array, _: Array) -> Any:
         def fresh(new: Array, old: Array) -> Array:
@@ -104,12 +106,12 @@ def _sample(
     words_RxW = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, request_R))
     number_R = jnp.arange(len(request_R), dtype=jnp.int32)
     waiting = slots.Requests(number_R, words_RxW, jnp.full_like(number_R, ids.start), count)
-    start = slots.idle(slots_of(model), words_RxW.shape[1], initial)
+    start = slots.idle(size, words_RxW.shape[1], initial)
     return slots.run(sequences, start, waiting, jnp.bool(True))[1]
 
 
 def slots_of(model: CIFGLanguageModel) -> int:
-    """How many sequences run at a time; it depends on the model alone, which has one program."""
+    """How many of many sequences run at a time."""
     fitting = max(_LOGITS // model.vocab_size, 64)
     return min(1 << (fitting.bit_length() - 1), 1024)
 

@@ -1,6 +1,7 @@
 """Adapters of a model in files: exact round trips, PEFT's names, and what is refused."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -28,15 +29,15 @@ SETTINGS = LoRA(3, 6.0, ("q", "v", "o", "down"))
 B = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
 
 
+@functools.cache
 def _adapted(kind: str, settings: LoRA = SETTINGS):
     """A base, and the same with adapters that do something."""
     base = pretrained.load(GOLDEN / kind)
     model, params = lora.attach(*base, settings, jax.random.key(0))
     adapters, rest = adapter_trees.split(params)
-    leaves, tree = jax.tree.flatten(adapters)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    drawn = [jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    return base, (model, adapter_trees.join(jax.tree.unflatten(tree, drawn), rest))
+    rng = np.random.default_rng(1)
+    drawn = jax.tree.map(lambda leaf: np.float32(rng.normal(size=leaf.shape)), adapters)
+    return base, (model, adapter_trees.join(drawn, rest))
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def test_words_are_drawn_as_often_as_they_are_probable(top, enumerated):
 
 def test_excluded_words_make_room_for_the_next(params):
     key = jax.random.key(0)
-    top = top_words(MODEL, params, key, number=8, draws=4_000, max_bytes=CAP)
+    top = top_words(MODEL, params, key, number=8, draws=1_000, max_bytes=CAP)
     excluding = {top.words[0].word, top.words[2].word}
-    rest = top_words(MODEL, params, key, number=6, draws=4_000, max_bytes=CAP, excluding=excluding)
-    assert top == top_words(MODEL, params, key, number=8, draws=4_000, max_bytes=CAP)
+    rest = top_words(MODEL, params, key, number=6, draws=1_000, max_bytes=CAP, excluding=excluding)
+    assert top == top_words(MODEL, params, key, number=8, draws=1_000, max_bytes=CAP)
     assert list(rest.words) == [word for word in top.words if word.word not in excluding]
     assert rest.covered == top.covered
 

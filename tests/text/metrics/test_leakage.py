@@ -1,6 +1,6 @@
 """Published texts beside training and held-out clients: an exact test, and its control."""
 
-import itertools
+import math
 
 import numpy as np
 import pytest
@@ -50,16 +50,18 @@ def test_few_copied_spans_among_many_texts_fail():
 
 
 def test_a_phrase_that_many_published_texts_repeat_fails_no_more_often_than_is_stated():
-    """All splits of the clients: the test counts clients, however often texts repeat them."""
+    """Of all splits of the clients: it counts clients, however often texts repeat them."""
     phrase = "the chair recognises the member from the north for two minutes"
     texts = [f"{text} {phrase}" if i < 6 else text for i, text in enumerate(made_up(2, 12))]
     published = [f"{text} {phrase}" for text in made_up(3, 50)]
-    fails = []
-    for chosen in itertools.combinations(range(12), 6):
-        others = sorted(set(range(12)) - set(chosen))
-        sides = (clients([texts[i] for i in rows]) for rows in (chosen, others))
-        fails.append(audited(published, *sides)["fails"])
-    assert len(fails) == 924 and 0 < np.mean(fails) <= LEVEL
+    share = 0.0
+    for say_it in range(7):
+        # Two of the splits that have so many of the phrase's clients on the side of the training.
+        first = {*range(say_it), *range(6, 12 - say_it)}
+        for chosen in (first, {(5 if i < 6 else 17) - i for i in first}):
+            sides = (clients([texts[i] for i in rows]) for rows in (chosen, {*range(12)} - chosen))
+            share += math.comb(6, say_it) ** 2 / 924 / 2 * audited(published, *sides)["fails"]
+    assert 0 < share <= LEVEL
 
 
 def test_the_test_is_fishers_and_says_what_would_fail():

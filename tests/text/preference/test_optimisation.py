@@ -1,7 +1,7 @@
 """Preference optimisation: the losses are the papers', the shared prompt changes nothing."""
 
 import dataclasses
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -29,9 +29,9 @@ CONFIGS = {
 SETTINGS = PreferenceSettings(
     tau=0.3, batch_size=4, learning_rate=0.01, final_learning_rate=0.003, multiple=8
 )
-GRPO = dataclasses.replace(SETTINGS, loss="grpo")
 
 
+@cache
 def _model(name: str = "llama", key: int = 0) -> tuple[Decoder, Any]:
     """A tiny model whose adapters are not the identity."""
     plain = Decoder(CONFIGS[name])
@@ -108,8 +108,9 @@ def test_end_of_text_counts_and_padding_does_not():
     both = np.array([[[5, 6, 0], [5, 6, -1]]], np.int32)
     pairs = Groups(np.array([[3, 4]], np.int32), both)
     ((chosen, rejected),) = module.log_probabilities(model, params, pairs).sum(axis=2)
-    hidden = model.hidden(params, jnp.asarray([[3, 4, 5, 6]]))
-    end = jax.nn.log_softmax(model.logits(params, hidden)[0, -1])[0]
+    ids = np.array([[3, 4, 5, 6]], np.int32)
+    logits = jax.jit(lambda params: model.logits(params, model.hidden(params, ids)))(params)
+    end = jax.nn.log_softmax(logits[0, -1])[0]
     assert float(chosen - rejected) == pytest.approx(float(end), rel=1e-4)
 
 
@@ -196,7 +197,9 @@ def test_tuning_raises_the_margin_of_held_out_pairs(loss):
 
 def test_the_reference_is_the_model_without_its_adapters():
     model, params = _model()
-    pairs, few = _pairs(), dataclasses.replace(SETTINGS, epochs=1, batch_size=7)
+    # One batch and one width, so that little is compiled.
+    one_width = dict(batch_size=7, multiple=24)
+    pairs, few = _pairs(), dataclasses.replace(SETTINGS, epochs=1, **one_width)
     bare, base = lora.detach(model, params)
     found = tune(model, params, pairs, few, seed=0).record
     policy = _separately(model, params, _copies(pairs))
@@ -205,7 +208,8 @@ def test_the_reference_is_the_model_without_its_adapters():
     assert found["margin"][0] == pytest.approx(0.3 * float(jnp.mean(h)), rel=1e-3)
     assert found["accuracy"][0] == pytest.approx(float(jnp.mean(h > 0)))
     # GRPO takes the adapters that it is given for those that wrote the responses.
-    found = tune(model, params, _groups(), GRPO, seed=0).record
+    grpo = dataclasses.replace(SETTINGS, loss="grpo", batch_size=7, multiple=40)
+    found = tune(model, params, _groups(), grpo, seed=0).record
     assert found["clipped"][0] == 0 < found["clipped"][-1]
     assert found["kl"][0] > 0
 
