@@ -30,9 +30,9 @@ MOST_PARAMETERS = 10
 # Physical lines and lines of code, as `count` counts them. They fall with each simplification; what
 # adds to them replaces something first. The package is to come down to 46,000 lines.
 MOST_IN_TREE = {
-    "jaxpfl": (55_380, 36_200),
-    "tests": (50_040, 38_340),
-    "benchmarks": (13_260, 9_570),
+    "jaxpfl": (54_930, 35_860),
+    "tests": (50_270, 38_490),
+    "benchmarks": (13_380, 9_650),
     "tools": (3_900, 2_870),
 }
 

@@ -160,7 +160,7 @@ class Content(NamedTuple):
         line_R = np.repeat(np.arange(len(self.sizes)), self.sizes)
         found = np.bincount(line_R, np.isin(self.lines_R, other.all_runs), len(self.sizes))
         lines = found == self.sizes
-        return runs.sum() > self.most * len(runs) or lines.sum() > _LINES * len(lines)
+        return bool(runs.sum() > self.most * len(runs) or lines.sum() > _LINES * len(lines))
 
 
 def contents(population: Population, column: str) -> Content:

@@ -90,7 +90,10 @@ def padded_batches(
     for length in np.unique(length_N)[::-1].tolist():
         here, size = np.flatnonzero(length_N == length), max(1, tokens // length)
         for batch in np.split(here, range(size, len(here), size)):
-            yield batch, pad([sequences[i] for i in batch] + [[]] * (size - len(batch)), length)
+            yield (
+                batch,
+                pad([sequences[i] for i in batch.tolist()] + [[]] * (size - len(batch)), length),
+            )
 
 
 def text_rows(tokeniser: Tokeniser, texts: Sequence[str], tokens: int) -> np.ndarray:
