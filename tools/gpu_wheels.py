@@ -39,7 +39,8 @@ THERE = (
 MISSING = {
     "dp-accounting": ("absl-py", "attrs", "dm-tree", "mpmath", "wrapt"),
     "safetensors": (),
-    "scikit-learn": ("joblib", "threadpoolctl"),
+    "scikit-learn": ("joblib",),
+    "threadpoolctl": (),
     "matplotlib": ("contourpy", "cycler", "fonttools", "kiwisolver", "pillow", "pyparsing"),
     "tyro": ("docstring-parser", "typeguard"),
 }

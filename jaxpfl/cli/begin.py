@@ -64,7 +64,9 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help=_TABLE)
     common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
     task = "training (default); synthetic-text: only shows the command that chooses public texts"
-    parser.add_argument("--task", choices=_TASKS, default=_TASKS[0], help=task)
+    parser.add_argument(
+        "--task", type=lambda t: t.replace("_", "-"), choices=_TASKS, default=_TASKS[0], help=task
+    )
     for name, text in _COLUMNS.items():
         parser.add_argument(f"--{name}", metavar="COLUMN", help=text)
 

@@ -146,7 +146,7 @@ def test_several_embeddings_are_charged_as_one_with_the_noise_that_the_plan_says
 def test_shares_must_sum_to_one_and_fit_the_columns():
     refusal(lambda: FredPlan.without_privacy(shares=(0.5, 0.6)), "shares sum to 1")
     plan = FredPlan.without_privacy(shares=(0.5, 0.5))
-    refusal(lambda: fred(plan, units=9, dimension=4), "shares of 2 embeddings found 1")
+    refusal(lambda: fred(plan, units=9, dimension=4), "2 shares found 1")
     by_example = FredPlan.without_privacy(shares=(0.5, 0.5), unit="example")
     two = {"a": 4, "b": 4}
     refusal(lambda: fred(by_example, units=9, dimension=two), "example bound")

@@ -13,14 +13,15 @@ from jaxpfl.algorithms.frechet import moments as frechet_moments
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, score
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.central import scoring
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.study import prepare
+from jaxpfl.federated.clients.client import Static
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embedder
 from jaxpfl.text.metrics.leakage import leakage
-from jaxpfl.text.metrics.prediction import evaluate
 from tests.experiments import canaries
 from tests.experiments.ledgers import certified
 from tests.experiments.statements import of_lines, of_page
@@ -339,6 +340,7 @@ def test_central_training_is_on_the_clients_own_texts_and_not_private(synthetic_
     start, settings = models.downstream, config.corpus.fine_tuning
     params = fit(start.model, start.params, {"tokens": rows}, settings, seed=config.run.seed).params
     tested = models.rows(study.held_out["test"].columns["text"].to_pylist())
-    expected = evaluate(start.model, params, tested)
+    batches = scoring.in_batches({"tokens": tested}, 16)
+    expected = scoring.score(Static(start.model), params, batches).result()
     assert record["metrics"]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert record["metrics"]["loss"] < record["table"][0]["loss"]
