@@ -36,9 +36,9 @@ def nodes_of(rounds: int) -> np.ndarray:
 def test_noise_of_a_blt_is_the_inverse_strategy_times_the_draws():
     """A dense inverse in float64, and the draws can be had back: nothing else is in it."""
     found = rounds_of(STREAMS["blt"](), range(1, 26))
-    wanted = 2.5 * np.linalg.inv(dense(BLT, 25)) @ draws_of(25, WIDTH)
+    wanted = 2.5 * np.linalg.inv(dense(BLT, 25)) @ draws_of(25)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(dense(BLT, 25) @ found / 2.5, draws_of(25, WIDTH), atol=1e-4)
+    np.testing.assert_allclose(dense(BLT, 25) @ found / 2.5, draws_of(25), atol=1e-4)
 
 
 def test_noise_of_a_tree_is_that_of_the_nodes_of_each_prefix():
@@ -58,7 +58,7 @@ def test_a_client_moves_what_the_stream_hides_as_far_as_is_charged(noise):
     plan = flat_plan(**FIELDS, rounds=rounds, separation=separation, noise=noise)
     found = rounds_of(stream_of(plan, training_root(0), WIDTH), range(1, rounds + 1))
     if noise == "blt":
-        own = draws_of(rounds, WIDTH) @ np.linalg.pinv(found)
+        own = draws_of(rounds) @ np.linalg.pinv(found)
     else:
         # The prefix of all rounds has too few nodes to find the matrix; its scale can be found.
         scale = np.std(found[0]) / np.std(nodes_of(rounds)[0])

@@ -32,7 +32,7 @@ from tests.text.embed.test_base import CLIENTS, Lengths
 from tests.text.generation import test_sentences as recurrent
 from tests.text.generation.test_language_model import BYTES, SMALL, Few, generated
 from tests.text.generation.test_sampling import GPT2, PROMPTS, Ids, key
-from tests.text.preference.test_optimisation import GRPO, _groups, _model, _pairs
+from tests.text.preference.test_optimisation import _groups, _model, _pairs
 
 NUMBERS = from_clients({"ada": {"x": np.zeros(2, np.float32)}}, name="here")
 ROW = np.array([[1, 2]], np.int32)
@@ -160,7 +160,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: log_probabilities(*_model(), Groups(ROW, np.ones((1, 2, 24), np.int32))),
         "group 0 has 26 tokens .* at most 24",
     ),
-    (lambda: tuned(None, GRPO), "'grpo' needs .* advantages"),
+    (lambda: tuned(None, PreferenceSettings(loss="grpo")), "'grpo' needs .* advantages"),
     (lambda: tuned(_groups()), "'dpo' needs pairs, .* found 4"),
     (lambda: tuned(bare=True), "no adapters to tune"),
     (lambda: tuned(mesh=mesh_of("clients")), "axis 'data'"),

@@ -240,7 +240,7 @@ def test_a_pool_of_too_few_texts_is_refused_before_the_look(synthetic_config, tm
     config = synthetic_config("popri", *CHOSEN, "--corpus.texts", "240")
     with pytest.raises(InputError, match=r"corpus.texts .* 240 in all .* found 240"):
         carry_out.run(config, tmp_path / "run", progress=False)
-    assert len(charges(tmp_path / "run" / "ledger.jsonl")) == 0
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
