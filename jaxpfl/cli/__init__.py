@@ -234,17 +234,20 @@ def _shown(text: str, code: int, place: str | None = None) -> int:
 
 
 def _as_typed(message: str, given: Sequence[str], parsed: argparse.Namespace) -> str:
-    """Names a message's settings by their options; one of a word only where a sentence begins."""
-    names = [name.replace("_", "-") for name in vars(parsed) if "_" in name]
-    names += [argument[2:].partition("=")[0] for argument in given if argument.startswith("--")]
-    options = {f".{name.replace('-', '_')}": f"--{name}" for name in names}
+    """Names a message's settings by their options; one of a word only where a sentence begins.
+
+    A section's setting is named by its last word if the message has the value that was typed.
+    """
+    options = {name: f"--{name.replace('_', '-')}" for name in vars(parsed) if "_" in name}
+    typed = [" ".join(given[at : at + 2]).partition(" ") for at in range(len(given))]
+    values = {name[2:]: value for name, _, value in typed if name.startswith("--")}
+    options |= {name.replace("-", "_"): f"--{name}" for name in values}
 
     def option(match: re.Match[str]) -> str:
-        if match[0] in given:  # a file's name
-            return match[0]
-        key = f".{match[0]}"
-        same = [options[name] for name in options if name.endswith(key) or key.endswith(name)]
-        return same[0] if len(same) == 1 else match[0]
+        name, rest = match[0], message[match.end() :]
+        same = [key for key in values if key.endswith(f".{name}")]
+        same = [f"--{key}" for key in same if rest.startswith(f" = {values[key]} ")]
+        return options.get(name) or (same[0] if len(same) == 1 else name)
 
     return re.sub(r"((?:^|(?<=: ))[a-z]|(?<![\w./-])[a-z]+[._])[\w.]*(?= )", option, message)
 

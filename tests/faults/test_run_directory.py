@@ -228,17 +228,22 @@ def test_a_refusal_leaves_no_directory_behind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept", ["checkpoints/a", "runs/FreD/checkpoints/a", "artifacts/a", "ledger.jsonl", "run.json"]
+    "kept",
+    [
+        *("checkpoints/a", "runs/FreD/checkpoints/a", "artifacts/a", "fine_tuning/round_1"),
+        *("ledger.jsonl", "another.jsonl", "run.json", "another/run.lock", "another/run.json"),
+    ],
 )
-def test_a_refusal_after_a_charge_or_work_on_public_data_keeps_them(tmp_path, kept):
+def test_a_refusal_after_a_charge_or_work_keeps_them(tmp_path, kept):
+    """Also what others write into the directory meanwhile."""
     shared, out = tmp_path / "shared.jsonl", tmp_path / "new"
-    with pytest.raises(InputError), first_attempt(out, [shared]):
+    with pytest.raises(InputError, match="refused"), first_attempt(out, [shared]):
         if kept.endswith(".jsonl"):
             filled(out / kept, 1)
-        elif kept == "run.json":
-            filled(shared, 1)  # by the run "a"
-            files.write_json(out / kept, {"run": "a"})
         else:
-            (out / kept).mkdir(parents=True)
+            (out / kept).parent.mkdir(parents=True, exist_ok=True)
+            files.write_json(out / kept, {"run": "a"} if kept == "run.json" else {})
+        if kept == "run.json":
+            filled(shared, 1)  # by the run "a"
         raise InputError("refused")
     assert (out / kept).exists()

@@ -16,7 +16,6 @@ process 0 alone its files, its secret and its ledger.
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -35,6 +34,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import Cost, stamped
 from jaxpfl.experiments.engine.setting import Result, Setting, stamp_of
+from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.hosts.shared_rounds import releaser
 from jaxpfl.federated.mesh import leads
@@ -262,29 +262,49 @@ class Run(AbstractContextManager["Run"]):
         return stamped(statement, self.stamp, self.setting.note)
 
 
+# What a run without a round writes, also of its start, and the folders of its pictures.
+_BEGINNING = {"config.yaml", "run.json", "run.lock", "attempts.jsonl", "begun_in", "secret.json"}
+_BEGINNING |= {"ledger.jsonl", "ledger.jsonl.key", "vocabulary.json"}
+_BEGINNING |= {"metrics.jsonl", "result.json", "report.html", "tensorboard", "plots"}
+
+
 @contextmanager
 def first_attempt(directory: Path, ledgers: Sequence[Path]) -> Iterator[None]:
     """`files.exclusive`, which leaves nothing of a run that is refused before any work or charge.
 
-    What was there before stays, as does everything if a record cannot be read. The charges are on
-    these ledgers and on those in the directory; work, also on public data, is a checkpoint, or an
-    artifact of a stage.
+    What was there before stays. Everything stays if there is more than the beginning of one run, if
+    a record cannot be read, or if one of its ledgers, or one in the directory, has its charges.
     """
     with files.exclusive(directory):
-        before = set(directory.iterdir())
+        before = set(directory.rglob("*"))
         try:
             yield
-        except (InputError, BudgetExhausted) as error:
-            with suppress(InputError, OSError):
-                runs = {files.read_record(path)["run"] for path in directory.rglob("run.json")}
-                charged = [one.run for path in ledgers if runs for one in Ledger.read(path).charges]
-                own = any(Ledger.read(path).charges for path in directory.rglob("ledger.jsonl"))
-                work = [*directory.rglob("checkpoints/*"), *directory.rglob("artifacts/*")]
-                kept = own or work or isinstance(error, CorruptFile)
-                if not kept and runs.isdisjoint(charged):
-                    for path in set(directory.iterdir()) - before:
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except CorruptFile:
             raise
+        except (InputError, BudgetExhausted):
+            with suppress(InputError, OSError):
+                _remove_beginning(directory, before, ledgers)
+            raise
+
+
+def _remove_beginning(directory: Path, before: set[Path], ledgers: Sequence[Path]) -> None:
+    paths = sorted({*directory.rglob("*")} - before, reverse=True)
+    for path in paths:
+        began = not _BEGINNING.isdisjoint((path.name, path.parent.name))
+        another = path.name == "run.lock" and path.parent != directory
+        if another or not (path.is_dir() or began or path.stat().st_size == 0):
+            return
+    if any(
+        record["round"] for path in directory.rglob("metrics.jsonl") for record in read_lines(path)
+    ):
+        return
+    runs = {files.read_record(path, {"run": str})["run"] for path in directory.rglob("run.json")}
+    charges = [one.run for path in ledgers if runs for one in Ledger.read(path).charges]
+    own = any(Ledger.read(path).charges for path in directory.rglob("ledger.jsonl"))
+    if own or not runs.isdisjoint(charges):
+        return
+    for path in paths:
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:

@@ -308,6 +308,7 @@ def _end(sentence: str, *, orderly: bool = False) -> NoReturn:
 
 def shared() -> AbstractContextManager[Any]:
     """The processes that share a run; where this one is alone, nothing."""
+    mesh.all_devices()  # Without one, or forked after JAX had begun, nothing is begun.
     return Group() if mesh.several() else nullcontext()
 
 

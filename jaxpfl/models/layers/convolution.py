@@ -165,8 +165,10 @@ def pooled_3x3(image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
     pooled = [(side - 2) // 2 for side in sides]
     # Windows beyond the last whole tile are of a frame of zeros, and are cut off.
     whole = [4 * max(1, -(-side // 2)) + 2 for side in pooled]
-    used = image_BxHxWxC[:, : whole[0], : whole[1]]
-    frame = [(0, max(0, size - side)) for size, side in zip(whole, sides, strict=True)]
+    # An odd last row or column, which no window reads, is none of a tile's either.
+    read = [max(0, 2 * side + 2) for side in pooled]
+    used = image_BxHxWxC[:, : read[0], : read[1]].astype(kernel_3x3xCxO.dtype)
+    frame = [(0, size - side) for size, side in zip(whole, used.shape[1:3], strict=True)]
     framed = jnp.pad(used, ((0, 0), *frame, (0, 0)))
     at_once = next(n for n in range(min(batch, _IMAGES), 0, -1) if batch % n == 0)
     if at_once == batch:

@@ -11,9 +11,8 @@ one shape. The vector of a text therefore does not depend on the other texts of 
 programs are compiled.
 
 HIDDEN STATES are the output of some of a decoder's layers, each averaged over the text's tokens.
-Before its
-first token the text has the start token or, if the tokeniser has none, the end of the text before;
-that token is not averaged. A chat template is not used.
+Before its first token the text has the start token or, if the tokeniser has none, the end of the
+text before; that token is not averaged. A chat template is not used.
 """
 
 import hashlib

@@ -126,3 +126,16 @@ def test_pooling_follows_every_kind_of_convolution():
             got = convolve(*given, padding="SAME", pool=True, form=form)
             expected = max_pool(convolve(*given, padding="SAME", form="convolution"))
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_no_window_reads_changes_nothing():
+    image, kernel = np.float32(_normal(0, 2, 9, 9, 8)), np.float32(_normal(1, 3, 3, 8, 8))
+    spoiled = image.copy()
+    spoiled[:, 8], spoiled[:, :, 8] = np.nan, np.inf
+    assert np.array_equal(pooled_3x3(spoiled, kernel), pooled_3x3(image, kernel))
+
+
+def test_images_in_half_precision_have_gradients_of_their_type():
+    image, kernel = np.float16(_normal(0, 1, 6, 6, 8)), np.float32(_normal(1, 3, 3, 8, 8))
+    slopes = jax.grad(lambda *given: pooled_3x3(*given).sum(), (0, 1))(image, kernel)
+    assert [slope.dtype for slope in slopes] == [np.float16, np.float32]
