@@ -134,7 +134,7 @@ def test_a_process_with_another_setting_ends_both_before_anything_is_written(
     others = ("--run.seed=3", "--run.seed=4")
     for code, _, errors in ended(started(config, tmp_path / out, 2, EXACT, others=others), 600):
         assert code == 2, errors
-        assert "process 1 has another run.seed than process 0" in errors
+        assert "process 1 has another --run.seed than process 0" in errors
     assert not (tmp_path / out / "config.yaml").exists()
 
 
