@@ -239,8 +239,11 @@ def _as_typed(message: str, given: Sequence[str], parsed: argparse.Namespace) ->
     A section's setting is named by its last word if the message has the value that was typed.
     """
     options = {name: f"--{name.replace('_', '-')}" for name in vars(parsed) if "_" in name}
-    typed = [" ".join(given[at : at + 2]).partition(" ") for at in range(len(given))]
-    values = {name[2:]: value for name, _, value in typed if name.startswith("--")}
+    values = {}
+    for place, argument in enumerate(given):
+        name, equals, value = argument.partition("=")
+        if name.startswith("--"):
+            values[name[2:]] = value if equals else "".join(given[place + 1 : place + 2])
     options |= {name.replace("-", "_"): f"--{name}" for name in values}
 
     def option(match: re.Match[str]) -> str:
