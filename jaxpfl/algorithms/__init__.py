@@ -1,10 +1,25 @@
-"""One file or folder per system, each reading like its paper; its head says which paper that is.
+"""One file or folder per system, each reading like its paper.
 
-Models are trained by `fed_avg`, `fed_sgd`, `scaffold`, `ada_fed_prox`, `fed_dyn`, `fed_buff`,
-`ifca` and `fed_avg_gan`; `fred` and `federated_metrics` measure; `popri`, `private_evolution`,
-`chosen_texts` and `steering` give texts, by `candidate_scores` or by `one_look`; `frechet` and
-`gaussian_moments` are what several share. A system is a function that returns an `Algorithm`, which
-`jaxpfl.run` runs.
+fed_avg            DP-FedAvg
+fed_sgd            DP-SGD: protects single examples
+scaffold           SCAFFOLD: clients correct the drift of their steps
+ada_fed_prox       AdaFedProx: a penalty that follows the loss
+fed_dyn            FedDyn: clients move a regulariser of their own
+fed_buff           FedBuff: clients of different speed send changes of older models
+ifca               IFCA: several models, each client trains the one that fits it best
+fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
+fred               a private Frechet distance from clients' data to public corpora
+federated_metrics  accuracies of users and sums of counts, released with privacy
+candidate_scores   clients' scores of generated candidates
+popri              a language model tuned by clients' scores of its texts
+one_look           the same by one release of the clients' moments
+chosen_texts       single public texts that one release of the clients' moments chooses
+steering           a generator steered by one release of differences of hidden states
+private_evolution  synthetic texts that clients vote on, and that the server varies
+frechet            the distance itself, from moments
+gaussian_moments   moments of embeddings, streaming; mixtures in closed form
+
+Each of the first nine is a function that returns an `Algorithm`, which `jaxpfl.run` runs.
 """
 
 from typing import TYPE_CHECKING

@@ -62,6 +62,12 @@ def fed_sgd(
         blocks = execution.replicas * math.ceil(most / (32 * execution.replicas))
         size = math.ceil(most / blocks)
         cohort = CohortSpec(batch_size=size, max_examples=size)
-    client = ClippedGradients(model, plan.clip_norm)
-    shared: Any = {"server": server, "plan": plan, "cohort": cohort, "execution": execution}
-    return fed_avg(model, client=client, start=start, **shared)._replace(name="fed_sgd")
+    return fed_avg(
+        model,
+        client=ClippedGradients(model, plan.clip_norm),
+        server=server,
+        plan=plan,
+        cohort=cohort,
+        execution=execution,
+        start=start,
+    )._replace(name="fed_sgd")

@@ -97,8 +97,8 @@ def witness(target: Moments, current: Moments, embeddings_NxD: np.ndarray) -> np
         -2 (m - p)'(x - m) - (x - m)'(I - T)(x - m)
 
     up to a number that does not depend on x, so that only differences of the result, float64 [N],
-    mean something. This form inverts M, to which a small ridge is added,
-    and not C: with noise, C has negative eigenvalues, which `project_psd` replaces by zero.
+    mean something. This form inverts M, to which a small ridge is added, and not C: with noise, C
+    has negative eigenvalues, which `project_psd` replaces by zero.
 
     Source: the first variation of the Bures-Wasserstein distance, with the optimal map of Dowson
     and Landau 1982 and of Olkin and Pukelsheim 1982, "The distance between two random vectors with

@@ -141,9 +141,8 @@ def private_evolution(
     texts, and a scorer of another kind, are refused.
     """
     if len(texts) != settings.population:
-        raise InputError(
-            f"there must be population = {settings.population} texts, found {len(texts)}"
-        )
+        expected = f"must start from population = {settings.population} texts"
+        raise InputError(f"private evolution {expected}, found {len(texts)}")
     if scorer.kind != "nn_histogram":
         raise InputError(f"the scorer must be of kind 'nn_histogram', found {scorer.kind!r}")
     draws, width = PublicDraws("private evolution", seed), settings.max_bytes

@@ -279,7 +279,7 @@ def open(
     if rows is not None and parsed.kind in ("table", "saved", "huggingface", "npz"):
         if not {*_READ} & {*options}:
             options |= {name: tuple(rows[name]) for name in _READ if rows.get(name)}
-        options |= {"label": None, **{name: rows[name] for name in rows if name == "client"}}
+        options |= {"label": None} | ({"client": rows["client"]} if "client" in rows else {})
     at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
     population = _read(parsed, options, public)
     if parsed.scheme is not None:

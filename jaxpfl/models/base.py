@@ -200,7 +200,8 @@ def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: in
     column = columns[name]
     has_values = isinstance(column, np.ndarray) or hasattr(column, "located")
     if has_values and len(column) and column.max() >= limit:
-        raise InputError(f"{setting} = {limit}: {name!r} must be below, found larger values")
+        expected = f"{name!r} must hold 0 .. {limit - 1}, because {setting} = {limit}"
+        raise InputError(f"{expected}, found larger values")
 
 
 def split(module: nnx.Module) -> tuple[nnx.GraphDef, Params]:

@@ -232,13 +232,14 @@ def test_a_refusal_leaves_no_directory_behind(tmp_path):
     [
         *("checkpoints/a", "runs/FreD/checkpoints/a", "artifacts/a", "fine_tuning/round_1"),
         *("ledger.jsonl", "another.jsonl", "run.json", "another/run.lock", "another/run.json"),
+        "another/metrics.jsonl",
     ],
 )
 def test_a_refusal_after_a_charge_or_work_keeps_them(tmp_path, kept):
     """Also what others write into the directory meanwhile."""
     shared, out = tmp_path / "shared.jsonl", tmp_path / "new"
     with pytest.raises(InputError, match="refused"), first_attempt(out, [shared]):
-        if kept.endswith(".jsonl"):
+        if kept in ("ledger.jsonl", "another.jsonl"):
             filled(out / kept, 1)
         else:
             (out / kept).parent.mkdir(parents=True, exist_ok=True)

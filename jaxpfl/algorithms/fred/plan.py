@@ -100,7 +100,8 @@ class FredPlan(Checked):
                 checks.positive(f"the noise multiplier of the {name}", multiplier)
         checks.open_fraction("delta", self.delta)
         if self.population is not None and self.delta >= 1 / self.population:
-            raise InputError(f"delta must be below 1 / population, found {self.delta:g}")
+            most = f"1 / population = {1 / self.population:g}"
+            raise InputError(f"delta must be below {most}, found {self.delta:g}")
 
     @classmethod
     def calibrated(

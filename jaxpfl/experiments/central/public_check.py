@@ -158,8 +158,8 @@ class Content(NamedTuple):
         """Whether the other holds more of the runs, or of the lines, than may be copied."""
         runs = np.isin(self.runs, other.all_runs, assume_unique=True)
         line_R = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        found = np.bincount(line_R, np.isin(self.lines_R, other.all_runs), len(self.sizes))
-        lines = found == self.sizes
+        copied = np.bincount(line_R, np.isin(self.lines_R, other.all_runs), len(self.sizes))
+        lines = copied == self.sizes
         return bool(runs.sum() > self.most * len(runs) or lines.sum() > _LINES * len(lines))
 
 
@@ -174,11 +174,11 @@ def contents(population: Population, column: str) -> Content:
     blocks, seen = [(np.zeros(0, np.int64),) * 3], set[int]()
     for start in range(0, len(values), _BLOCK):
         texts = values.slice(start, _BLOCK).to_pylist()
-        lines = [line for text in texts for line in text.split("\n")]
-        lines = {hash(line): line for line in lines if hash(line) not in seen}
+        lines = {hash(line): line for text in texts for line in text.split("\n")}
+        new = [line for key, line in lines.items() if key not in seen]
         seen.update(lines)
-        runs, sizes = _runs([*lines.values()])
-        blocks.append((runs, _runs(texts)[0], sizes))
+        runs, sizes = _runs(new)
+        blocks.append((runs, runs if new == texts else _runs(texts)[0], sizes))
     runs, all_runs, sizes = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     lines_R = runs[np.repeat(sizes >= _LONG, sizes)]
     return Content(_RUNS, np.unique(runs), np.unique(all_runs), lines_R, sizes[sizes >= _LONG])
@@ -197,9 +197,9 @@ def _runs(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         runs = runs * _MULTIPLIER + hashes[starts + place]
     begins_text = np.concatenate([[True], ends[:-1]])[: len(starts)]
     whole = ~ends[starts + _RUN - 1] | begins_text
-    kept = whole & ~ends[starts]
-    text = np.cumsum(ends)[starts][kept] // _RUN
-    return runs[kept].view(np.int64), np.bincount(text, minlength=len(texts))
+    is_run = whole & ~ends[starts]
+    text = np.cumsum(ends)[starts][is_run] // _RUN
+    return runs[is_run].view(np.int64), np.bincount(text, minlength=len(texts))
 
 
 def _compared(corpus: Population, clients: Population, *, alone: bool = True) -> str | None:

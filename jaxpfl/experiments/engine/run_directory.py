@@ -288,15 +288,15 @@ def first_attempt(directory: Path, ledgers: Sequence[Path]) -> Iterator[None]:
 
 
 def _remove_beginning(directory: Path, before: set[Path], ledgers: Sequence[Path]) -> None:
+    """Removes what is new in the directory, file by file, or nothing, as `first_attempt` says."""
     paths = sorted({*directory.rglob("*")} - before, reverse=True)
     for path in paths:
         began = not _BEGINNING.isdisjoint((path.name, path.parent.name))
         another = path.name == "run.lock" and path.parent != directory
         if another or not (path.is_dir() or began or path.stat().st_size == 0):
             return
-    if any(
-        record["round"] for path in directory.rglob("metrics.jsonl") for record in read_lines(path)
-    ):
+    metrics = [line for path in directory.rglob("metrics.jsonl") for line in read_lines(path)]
+    if any(line.get("round") != 0 for line in metrics):
         return
     runs = {files.read_record(path, {"run": str})["run"] for path in directory.rglob("run.json")}
     charges = [one.run for path in ledgers if runs for one in Ledger.read(path).charges]

@@ -114,7 +114,8 @@ def _save_own(folder: str | Path, model: Model, params: Params) -> None:
 def _own(path: Path, settings: dict[str, Any], own: Model | None) -> tuple[Any, Params]:
     """The model that a config.json of ours describes, and its parameters."""
     if settings.pop("library", None) != _LIBRARY:
-        raise InputError(f"{path}: library must be {_LIBRARY!r}, found another")
+        what = "models of other libraries are read by checkpoints.pretrained"
+        raise InputError(f"{path}: library must be {_LIBRARY!r}: {what}")
     stated = settings.pop("architecture", None)
     architecture = one_of(f"{path}: architecture", stated, tuple(_ARCHITECTURES))
     fixed = {key: _fixed(value) for key, value in settings.items()}

@@ -151,8 +151,11 @@ def open_tensors(folder: str | Path) -> Iterator[Tensors]:
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[Tensors]:
     """The tensors of a safetensors file, which is memory-mapped."""
+    if not path.is_file():
+        what = f"there is no file {path}{files.where(path)}"
+        raise InputError(f"{what}; weights are read from safetensors files only")
     try:
-        file = safetensors.safe_open(expect_file(path), framework="numpy")
+        file = safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:
         raise CorruptFile(f"{path} is not a whole safetensors file: {error}") from error
     with file:

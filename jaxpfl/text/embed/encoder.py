@@ -88,10 +88,7 @@ class SentenceEncoder:
         model, params = pretrained.load(base)
         if not isinstance(model, Encoder) or model.causal:
             raise InputError(f"{base / 'config.json'}: an encoder is needed, found a decoder")
-        config, path = (
-            model.config,
-            tokenizer_files.with_tokenizer(base) / TOKENIZER,
-        )
+        config, path = model.config, tokenizer_files.with_tokenizer(base) / TOKENIZER
         tokenizer = tokenizer_files.read_tokenizer(path)
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if largest >= config.vocab_size:
