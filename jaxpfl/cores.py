@@ -1,8 +1,13 @@
-"""The processor and the number of its cores."""
+"""The processor, the number of its cores, and work for all of them."""
 
 import os
 import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
+
+_T, _R = TypeVar("_T"), TypeVar("_R")
 
 _CPUINFO = Path("/proc/cpuinfo")
 # The fields of that file, on x86 and ARM, of a processor's kind and of its instructions.
@@ -39,3 +44,12 @@ def number() -> int:
     """Returns the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def mapped(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """Returns `function` of each item. Each core has a thread, and some neighbouring items."""
+    some = -(-len(items) // number())
+    parts = [items[start : start + some] for start in range(0, len(items), some)]
+    with ThreadPoolExecutor(max(1, len(parts) - 1)) as threads:
+        others = threads.map(lambda part: [function(item) for item in part], parts[1:])
+        return [function(item) for item in parts[0]] + [value for part in others for value in part]

@@ -1,9 +1,14 @@
 """The Gaussian mechanism's noise.
 
 `jax.random.normal` in float32 inverts a uniform draw of 23 bits and therefore never exceeds 5.4
-standard deviations, which the Gaussian mechanism's delta does not allow for. The rescaled sum of
-two independent draws, (z1 + z2) / sqrt(2), is just as normal, reaches 7.6 standard deviations and
-has a much finer grid.
+standard deviations, which the Gaussian mechanism's delta does not allow for. Here a number is made
+of the 128 bits of one block of threefry, u to x, each uniform in (0, 1], by Box and Muller 1958
+("A note on the generation of random normal deviates"):
+
+    z = sqrt(-ln u) cos(2 pi v) + sqrt(-ln w) cos(2 pi x).
+
+Both terms are N(0, 1/2), so that z is N(0, 1). It reaches 9.5 standard deviations, on a far finer
+grid, and takes half as long as two inverted draws.
 
 All leaves of a tree share one vector of draws, in their order. Coordinate i of it is a function of
 the key and of i alone (threefry's counter), whatever the vector's length and however it is split
@@ -23,19 +28,34 @@ from jaxpfl.privacy.clipping import PyTree
 from jaxpfl.privacy.keys import require_noise_key
 
 
+# sin(pi t) / t as a polynomial of t^2 for t in [-1/2, 1/2], at Chebyshev's nodes; within 3e-11.
+_SINE = (3.14159265, -5.16771276, 2.55016332, -0.5992522, 0.0820504, -0.00702839)
+
+
 @partial(jax.jit, static_argnames=("shape",))
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns float32 draws of N(0, 1); the typed threefry4x32 key is for this draw alone."""
     require_noise_key(key)
+    # The words of a block are those of a new key.
+    return normal_of_words(jax.random.key_data(jax.random.split(key, shape)))
 
-    def add_draw(index, total):
-        drawn = jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
-        return total + drawn
 
-    # A loop, because XLA's CPU backend fuses a plain sum of two draws and fails to vectorise it
-    # (84 ms instead of 6 ms for a million draws).
-    total = jax.lax.fori_loop(0, 2, add_draw, jnp.zeros(shape, jnp.float32))
-    return total * jnp.float32(0.5**0.5)
+def normal_of_words(words_4: jax.Array) -> jax.Array:
+    """Numbers of N(0, 1), float32 [...], of independent uniform words, uint32 [..., 4]."""
+
+    def radius(word: jax.Array) -> jax.Array:
+        uniform = (word.astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2.0**-32)
+        return jnp.sqrt(jnp.abs(jnp.log(uniform)))
+
+    def cosine(word: jax.Array) -> jax.Array:
+        # Of 2 pi t, with t in [-1/2, 1/2]: 1 - 2 sin(pi t)^2.
+        t = jax.lax.bitcast_convert_type(word, jnp.int32).astype(jnp.float32)
+        t = t * jnp.float32(2.0**-32)
+        sine = t * jnp.polyval(jnp.asarray(_SINE[::-1], jnp.float32), t * t)
+        return 1 - 2 * sine * sine
+
+    first, second, third, fourth = (words_4[..., place] for place in range(4))
+    return radius(first) * cosine(second) + radius(third) * cosine(fourth)
 
 
 def on_grid(noisy: jax.Array, std: jax.Array) -> jax.Array:

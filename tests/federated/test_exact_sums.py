@@ -150,6 +150,7 @@ def test_the_noise_is_larger_by_what_the_clip_may_exceed(sums):
     (high, low), _, words = sums.made[-1]
     total = ((np.int64(high) << 24) + low) * STEP
     key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry4x32")
+    key = jax.random.fold_in(key, 0)  # of the vector; the indicators have another
     grid = 2.0**-6
     off = []
     for slack in (1, 1 + 2**-16):

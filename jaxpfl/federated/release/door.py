@@ -152,22 +152,25 @@ def _noised(
     noise_key = key_from_words(key)
     value_std = noise_multiplier * jnp.float32(accumulator.slack) * clip_norm
     noise_W, padded = None, total_W.high.size
-    # The indicators get that of a coordinate of the padding, which is used for nothing else.
     if private:
         own = padded if shared_P is None else padded - shared_P.size
         if accumulator.exact:
             # The devices must divide the number of coordinates.
             drawn_W = exact_normal(noise_key, own + -own % mesh.size, mesh)[:own]
+            # The indicators get that of a coordinate of the padding, used for nothing else.
+            last = drawn_W[-1]
         else:
-            drawn_W = standard_normal(noise_key, (own,))
+            # Keys of their own: for a second use, XLA would compute the whole vector again.
+            vector_key, last_key = (jax.random.fold_in(noise_key, number) for number in range(2))
+            drawn_W, last = standard_normal(vector_key, (own,)), standard_normal(last_key, ())
         if shared_P is not None:
             drawn_W = jnp.concatenate([shared_P, drawn_W])
         drawn_W = dealt(mesh, drawn_W)
         if accumulator.exact:
-            noise_W, below = drawn_W, noisy_halves(below, drawn_W[-1], below_std)
+            noise_W, below = drawn_W, noisy_halves(below, last, below_std)
         else:
             noise_W = drawn_W * value_std
-            below = on_grid(below + drawn_W[-1] * below_std, below_std)
+            below = on_grid(below + last * below_std, below_std)
     scale = accumulator.scale(clip_norm, noise_multiplier)
     value_W = dealt(mesh, accumulator.add_noise(total_W, noise_W, scale))
     if private and not accumulator.exact:

@@ -22,8 +22,8 @@ from jaxpfl.federated.mesh import PyTree
 from jaxpfl.federated.release.accumulators import ClipSteps, map_pairs
 from jaxpfl.privacy.mechanisms import coordinates, cut, on_grid, standard_normal
 
-_REACH = 8
-"""More deviations than `standard_normal` reaches, 7.7."""
+_REACH = 10
+"""More deviations than `standard_normal` reaches, 9.6."""
 
 
 @jax.jit

@@ -24,7 +24,6 @@ probability q^2 2^-129. Equal sums have equal keys.
 import hmac
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -34,7 +33,7 @@ from jaxpfl import cores
 from jaxpfl.federated.mesh import of_all_processes
 
 BLOCKS = 64
-_LONG = 2**22  # words, of which threads hash some at a time
+_LONG = 2**18  # words, of which threads hash some at a time
 
 
 @jax.jit
@@ -103,5 +102,4 @@ def _tags(secret: bytes, vectors: Sequence[jax.Array]) -> dict[int, bytes]:
     numbers = [n for n in range(blocks) if n * size // share * share in shards[0]]
     if width < _LONG:
         return {number: tag(number) for number in numbers}
-    with ThreadPoolExecutor(cores.number()) as threads:
-        return dict(zip(numbers, threads.map(tag, numbers), strict=True))
+    return dict(zip(numbers, cores.mapped(tag, numbers), strict=True))
