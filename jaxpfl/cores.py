@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-_T, _R = TypeVar("_T"), TypeVar("_R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _CPUINFO = Path("/proc/cpuinfo")
 # The fields of that file, on x86 and ARM, of a processor's kind and of its instructions.

@@ -96,7 +96,7 @@ class OwnBroadcast:
         return jax.tree.unflatten(self._structure, self._placed)
 
 
-def _sha256(part: np.ndarray) -> bytes:
+def _sha256(part: Any) -> bytes:
     return hashlib.sha256(part).digest()
 
 
