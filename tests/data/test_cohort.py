@@ -102,6 +102,22 @@ def test_every_client_is_packed_once_with_all_it_may_use(sizes, spec, shards, da
         np.testing.assert_array_equal(bucket.batches["pair"][..., 0], bucket.batches["x"])
 
 
+def test_large_examples_are_packed_as_small_ones_are():
+    population = population_of([3, 0, 15, 7, 1])
+    columns = population.numeric()
+    wide = np.repeat(columns["x"][:, None], 4096, axis=1)
+    population = Population(
+        {"x": columns["x"], "wide": wide}, population.offsets, population.client_ids
+    )
+    spec = CohortSpec(batch_size=4, max_examples=12, epochs=2, clients_per_bucket=8)
+    (bucket,) = packed(population, np.arange(5), spec, shards=2)
+    assert bucket.batches["wide"].nbytes > 2**21
+    np.testing.assert_array_equal(
+        bucket.batches["wide"], np.broadcast_to(bucket.batches["x"][..., None], (8, 6, 4, 4096))
+    )
+    assert bucket.mask.sum() == 2 * (3 + 12 + 7 + 1)
+
+
 def test_a_clients_batches_depend_on_its_address_alone():
     """Not on who else takes part, the order given, the capacity, the shards or the shape."""
     sizes = [3, 30, 11, 0, 18, 7, 9, 2]

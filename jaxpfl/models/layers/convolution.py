@@ -170,13 +170,16 @@ def pooled_3x3(image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
     used = image_BxHxWxC[:, : read[0], : read[1]].astype(kernel_3x3xCxO.dtype)
     frame = [(0, size - side) for size, side in zip(whole, used.shape[1:3], strict=True)]
     framed = jnp.pad(used, ((0, 0), *frame, (0, 0)))
-    at_once = next(n for n in range(min(batch, _IMAGES), 0, -1) if batch % n == 0)
-    if at_once == batch:
+    parts = max(1, -(-batch // _IMAGES))
+    if parts == 1:
         out = _tiled(framed, kernel_3x3xCxO)
     else:
-        parts = framed.reshape(-1, at_once, *whole, channels)
-        out = lax.map(lambda part: _tiled(part, kernel_3x3xCxO), parts)
-        out = out.reshape(batch, *out.shape[2:])
+        # Equal parts, which images of zeros fill up.
+        at_once = -(-batch // parts)
+        filled = jnp.pad(framed, ((0, parts * at_once - batch), *[(0, 0)] * 3))
+        filled = filled.reshape(parts, at_once, *whole, channels)
+        out = lax.map(lambda part: _tiled(part, kernel_3x3xCxO), filled)
+        out = out.reshape(parts * at_once, *out.shape[2:])[:batch]
     return out[:, : pooled[0], : pooled[1]]
 
 
