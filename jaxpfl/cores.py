@@ -49,6 +49,8 @@ def number() -> int:
 
 def mapped(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
     """Returns `function` of each item. Each core has a thread, and some neighbouring items."""
+    if not items:
+        return []
     some = -(-len(items) // number())
     parts = [items[start : start + some] for start in range(0, len(items), some)]
     with ThreadPoolExecutor(max(1, len(parts) - 1)) as threads:

@@ -27,7 +27,7 @@ import numpy as np
 from jaxpfl.privacy.clipping import PyTree
 from jaxpfl.privacy.keys import require_noise_key
 
-# sin(pi t) / t as a polynomial of t^2 for t in [-1/2, 1/2], at Chebyshev's nodes; within 3e-11.
+# sin(pi t) / t as a polynomial of t^2 for t in [-1/2, 1/2], within 2e-9, and in float32 6e-8.
 _SINE = (3.14159265, -5.16771276, 2.55016332, -0.5992522, 0.0820504, -0.00702839)
 
 

@@ -41,6 +41,15 @@ def test_numbers_are_arrays(how, tmp_path):
     assert _asked(how, broadcast, tmp_path) == pytest.approx(4 * 3.5, abs=1.0)
 
 
+def test_an_array_may_be_empty(tmp_path):
+    def client_fn(broadcast, examples, key):
+        return jnp.sum(broadcast["none"]) + broadcast["one"]
+
+    broadcast = {"none": np.zeros((0, 3), np.float32), "one": np.float32(2)}
+    total = sum_by("release", client_fn, _clients(), PLAN, tmp_path / "l.jsonl", broadcast)
+    assert total == pytest.approx(4 * 2, abs=1.0)
+
+
 @pytest.mark.parametrize("leaf", ["text", object(), 2**40, np.array(["a"]), b"x"])
 @pytest.mark.parametrize("how", WAYS)
 def test_what_is_no_number_is_refused_before_a_charge(how, leaf, tmp_path):

@@ -141,6 +141,45 @@ def key_and_one_made_of_it(given):
     return noisy(total, first), noisy(other, second)
 
 
+def two_sums(derive):
+    """Each sum gets noise of one of two keys, which are derived from the bound one."""
+
+    def program(given):
+        total, other = total_of(given), total_of(given._replace(clients=given.clients[:4]))
+        keys = derive(bound_key(given, (total, other)))
+        first, second = (standard_normal(key, (DIM,)) for key in keys)
+        return noisy(total, first), noisy(other, second)
+
+    program.__name__ = derive.__name__
+    return program
+
+
+@two_sums
+def folded_with_two_numbers(key):
+    return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+
+
+@two_sums
+def first_keys_of_two_splits(key):
+    return jax.random.split(key, 2)[0], jax.random.split(key, 3)[0]
+
+
+@two_sums
+def first_of_a_split_and_folded_with_zero(key):
+    return jax.random.split(key)[0], jax.random.fold_in(key, 0)
+
+
+@two_sums
+def folded_by_row_and_alone(key):
+    rows = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(3))
+    return jax.random.fold_in(key, 0), rows[0]
+
+
+@two_sums
+def folded_with_numbers_that_may_be_equal(key):
+    return jax.random.fold_in(key, jnp.argmax(jnp.zeros(2))), jax.random.fold_in(key, 0)
+
+
 def factors_of_other_rows(given):
     """Each client's contribution times every client's factor."""
     factors = factors_of(given.clients, given.clip_norm)
@@ -314,6 +353,10 @@ LEAKS = {
     noise_from_outside_on_each_device: r"on every coordinate",
     same_noise_reversed: r"on every coordinate",
     one_key_as_two: r"a key that depends on secret keys",
+    first_keys_of_two_splits: r"a key that depends on secret keys",
+    first_of_a_split_and_folded_with_zero: r"a key that depends on secret keys",
+    folded_by_row_and_alone: r"a key that depends on secret keys",
+    folded_with_numbers_that_may_be_equal: r"a key that depends on secret keys",
     noise_added_in_a_loop: r"on every coordinate",
     noise_of_many_sums: r"one draw of noise is added to several sums",
     noise_on_each_device: r"drawn in a loop or on each device",
@@ -368,6 +411,10 @@ def test_an_honest_program_passes(program):
     found = check_program(program, GIVEN, STEPS)
     assert len(found.noisy) == 1
     assert found.constants == ()
+
+
+def test_keys_that_are_folded_with_two_numbers_are_two():
+    assert len(check_program(folded_with_two_numbers, GIVEN, STEPS).noisy) == 2
 
 
 @pytest.mark.parametrize("program", LEAKS, ids=lambda program: program.__name__)

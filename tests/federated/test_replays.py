@@ -1,6 +1,8 @@
 """What is shown was charged and recorded before, whatever fails afterwards and is asked again."""
 
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import dp_accounting
 import jax.numpy as jnp
@@ -104,6 +106,18 @@ def test_a_budget_of_one_release_shows_one_value(tmp_path):
     paid = list(attempts(asked, tmp_path, fails, seen, budget=budget))
     assert paid == [(RuntimeError, 1)] + [(BudgetExhausted, 1)] * 4
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("part", ["privacy/mechanisms.py", "federated/release/door.py"])
+def test_other_code_has_another_identity(part, tmp_path):
+    """TRUST 22: an update between two versions may draw other noise for the same sum."""
+    package = Path(jp.__file__).parent
+    for copy in (tmp_path / "same", tmp_path / "other"):
+        shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other" / part).open("a") as file:
+        file.write("\n")
+    assert identity.environment()["code"] == identity.code(tmp_path / "same")
+    assert identity.environment()["code"] != identity.code(tmp_path / "other")
 
 
 def test_a_release_that_is_not_recorded_is_not_shown_and_its_replay_is_free(

@@ -51,6 +51,9 @@ class TransferFunctions:
         self._made: dict[int, tuple[Kind, tuple[int, ...]]] = {}
         # The tokens of 0, 1, 2 and so on: of vectors in which no number occurs twice.
         self._counted: set[int] = set()
+        self._literals: set[int] = set()
+        # By a key's path, how keys are derived from it.
+        self._derivations: dict[Any, Any] = {}
 
     def token(self, *description: Any) -> int:
         """The same number for equal descriptions."""
@@ -65,6 +68,8 @@ class TransferFunctions:
         """A public value that no equation made."""
         value = self.value((Kind.PUBLIC, None), *description)
         self._made[value.token] = Kind.PUBLIC, ()
+        if description[0] == "literal":
+            self._literals.add(value.token)
         return value
 
     def follows(self, value: Value, bound: frozenset[int]) -> bool:
@@ -152,6 +157,12 @@ class TransferFunctions:
             by_row = name == "random_fold_in" and given[1].token in self._counted
             tokens = (other.token for other in given[1:])
             step = ("each" if by_row else name, *tokens, str(eqn.params.get("shape")))
+            # The first key of a split, of a longer one and the key folded with 0 are the same key.
+            # Those that are folded with literal numbers differ, but none of other derivations.
+            numbered = name == "random_fold_in" and given[1].token in self._literals
+            way = "literal numbers" if numbered else step
+            if self._derivations.setdefault(key.path, way) != way:
+                return mixed(given)
         elif name == "slice" and _differ(key) and eqn.outvars[0].aval.shape == (1,):
             # One of a row of keys that all differ; slices that begin elsewhere have none in common.
             step = ("of several", eqn.params["start_indices"])

@@ -5,10 +5,13 @@ with the same program on the same machine. A release with another identity has a
 of its own. The rounds of an epoch, which share a charge, share a part of their identity.
 """
 
+import functools
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +35,8 @@ _OPTIONS = (
     "jax_use_simplified_jaxpr_constants",
 )
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+# The parts of jaxpfl that draw cohorts and noise and add up clients.
+_PARTS, _PACKAGE = ("data", "federated", "privacy"), Path(__file__).parents[2]
 
 
 class Identity(NamedTuple):
@@ -75,9 +80,22 @@ def environment() -> dict[str, Any]:
         # Matrix products are split over this many threads.
         "cores": cores.number(),
         "versions": {name: version(name) for name in _PACKAGES},
+        # Between two versions, too: another sampler draws other noise for the same sum.
+        "code": code(_PACKAGE),
         "options": {name: str(getattr(jax.config, name)) for name in _OPTIONS},
         "flags": {name: os.environ.get(name, "") for name in _VARIABLES},
     }
+
+
+@functools.cache
+def code(package: Path) -> str:
+    """The SHA-256 (hex) of the sources that decide a release's bits besides the client's program."""
+    content = hashlib.sha256()
+    for part in _PARTS:
+        for file in sorted((package / part).rglob("*.py")):
+            own = hashlib.sha256(file.read_bytes()).hexdigest()
+            content.update(f"{file.relative_to(package).as_posix()} {own} ".encode())
+    return content.hexdigest()
 
 
 def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
