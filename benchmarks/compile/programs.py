@@ -124,7 +124,7 @@ def scaffold(target: Target) -> Iterator[Program]:
 
     import jaxpfl as jp
     from jaxpfl.algorithms.scaffold import CorrectedTraining, Parts
-    from jaxpfl.federated.clients.two_parts import TwoParts
+    from jaxpfl.federated.clients.local_training import TwoParts
 
     columns = {"image": _column(28, 28, 1, dtype="float32"), "label": _column(dtype="int32")}
     model = jp.models.emnist_cnn()

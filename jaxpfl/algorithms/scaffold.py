@@ -27,8 +27,7 @@ import optax
 from jaxpfl import checks
 from jaxpfl.algorithms import base
 from jaxpfl.federated.clients.client import Batch, PyTree
-from jaxpfl.federated.clients.local_training import LocalTraining
-from jaxpfl.federated.clients.two_parts import TwoParts
+from jaxpfl.federated.clients.local_training import LocalTraining, TwoParts
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
 

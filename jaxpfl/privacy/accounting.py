@@ -53,9 +53,7 @@ def epsilon_of_counts(
     adjacency: Adjacency,
     coarsening: float = 1.0,
 ) -> float:
-    """Returns the epsilon of a composition given as counts of elementary releases (cached).
-
-    Infinite for a release without noise. For `coarsening` see `AccountantSpec`.
+    """Returns the epsilon of counted elementary releases; infinite for one without noise.
 
     Raises:
       InputError: the table above has no entry for a kind of release.
@@ -166,7 +164,7 @@ def composed(sampled: FrozenCounts, precision: float, interval: float) -> _LossD
     """Sampled releases, and Gaussians on everyone whose 1 / z^2 add up to `precision`."""
     parts = [_losses_of(leaf, interval).self_compose(count) for leaf, count in sampled]
     if precision:
-        parts.insert(0, loss_distribution(1.0, precision**-0.5, interval))
+        parts.insert(0, _losses_of(dp_accounting.GaussianDpEvent(precision**-0.5), interval))
     return functools.reduce(lambda whole, part: whole.compose(part), parts)
 
 
@@ -177,20 +175,15 @@ def _rdp_epsilon(releases: FrozenCounts, delta: float, _: float = 1.0) -> float:
 
 
 class AccountantSpec(NamedTuple):
-    """One accountant, for all code that offers a choice of them.
+    """One accountant, for all code that offers a choice of them."""
 
-    Attributes:
-      epsilon: `(releases, delta, coarsening) -> epsilon` of noisy releases that it supports; a
-        coarsening above 1 may make it faster and less tight, for a first search.
-      unsupported: the kinds of release that it does not support, with their names.
-      exact: whether it computes epsilon itself, up to its grid, and not a looser bound.
-      excess: `(releases, delta) -> epsilon` that its grid may add.
-    """
-
+    # Of (releases with noise, delta, coarsening); coarsening above 1 may make it faster and less
+    # tight, for a first search.
     epsilon: Callable[[FrozenCounts, float, float], float]
+    # The kinds of release that it does not support, with their names.
     unsupported: Mapping[type[dp_accounting.DpEvent], str]
-    exact: bool
-    excess: Callable[[FrozenCounts, float], float]
+    exact: bool  # whether it computes epsilon itself, up to its grid, and not a looser bound
+    excess: Callable[[FrozenCounts, float], float]  # what its grid may add to epsilon
 
 
 # From the tightest and slowest to the loosest and fastest, which supports everything: what fits a
@@ -217,22 +210,14 @@ def rate_and_multiplier(leaf: dp_accounting.DpEvent) -> tuple[float, float]:
 
 
 def _require_adjacency(leaf: dp_accounting.DpEvent, adjacency: Adjacency) -> None:
-    if isinstance(leaf, dp_accounting.dp_event.RepeatAndSelectDpEvent):
-        for noise in events.noises(leaf):
-            _require_adjacency(noise, adjacency)
-    poisson = isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
-    fixed = isinstance(leaf, dp_accounting.SampledWithoutReplacementDpEvent)
-    if poisson and adjacency == "replace_one":
+    own = events.adjacency(leaf)
+    allowed = [own] if own == "replace_one" else [*dict.fromkeys((own, "zero_out_one"))]
+    everyone = all(isinstance(part, dp_accounting.GaussianDpEvent) for part in events.noises(leaf))
+    if not everyone and adjacency not in allowed:
         raise InputError(
-            "a Poisson cohort is accounted for under add_or_remove_one or zero_out_one only"
+            f"a {type(leaf).__name__} is accounted for under {' or '.join(allowed)} only, found "
+            f"{adjacency}"
         )
-    if fixed and adjacency != "replace_one":
-        raise InputError(
-            "a cohort of fixed size is accounted for under replace_one only, because adding a "
-            "client removes another one from it"
-        )
-    if isinstance(leaf, events.ZEROED) and adjacency != "zero_out_one":
-        raise InputError(f"a cost for a zeroed client is no cost under {adjacency}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -314,38 +299,23 @@ def _truncated_rdp(leaf: dp_accounting.TruncatedSubsampledGaussianDpEvent) -> np
     return np.maximum(np.logaddexp(poisson, cut), 0.0) / (order - 1)
 
 
+@functools.lru_cache(maxsize=32)
 def _losses_of(leaf: dp_accounting.DpEvent, interval: float) -> _LossDistribution:
+    """The privacy loss distribution of one release, on a grid of this interval."""
+    (q, z), distributions = rate_and_multiplier(leaf), dp_accounting.pld.privacy_loss_distribution
     if isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        truncated = dp_accounting.pld.privacy_loss_distribution
-        return truncated.from_truncated_subsampled_gaussian_mechanism(
-            leaf.dataset_size,
-            leaf.sampling_probability,
-            leaf.truncated_batch_size,
-            leaf.noise_multiplier,
-            value_discretization_interval=interval,
+        return distributions.from_truncated_subsampled_gaussian_mechanism(
+            leaf.dataset_size, q, leaf.truncated_batch_size, z, interval
         )
-    return loss_distribution(*rate_and_multiplier(leaf), interval)
+    return distributions.from_gaussian_mechanism(
+        z, sampling_prob=q, value_discretization_interval=interval
+    )
 
 
 def _log_sum(exponents: np.ndarray) -> float:
     largest = float(exponents.max())
     # log E >= 0; rounding may leave it just below.
     return max(0.0, largest + math.log(float(np.exp(exponents - largest).sum())))
-
-
-@functools.lru_cache(maxsize=32)
-def loss_distribution(q: float, noise_multiplier: float, interval: float) -> _LossDistribution:
-    """Returns the privacy loss distribution of one release, on a grid of this interval."""
-    return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier, sampling_prob=q, value_discretization_interval=interval
-    )
-
-
-def _uncut(leaf: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    if not isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        return leaf
-    q, z = rate_and_multiplier(leaf)
-    return dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
 
 
 def _interval(releases: FrozenCounts, delta: float) -> float:
@@ -358,11 +328,15 @@ def _interval(releases: FrozenCounts, delta: float) -> float:
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
-    # Cohorts that are cut count as Poisson's: their rare losses are large.
-    usual = tuple((_uncut(leaf), count) for leaf, count in releases)
-    divergences, rough = renyi_divergences(usual), _rdp_epsilon(usual, delta)
-    multipliers = [rate_and_multiplier(leaf)[1] for leaf, _ in releases]
-    single = max((1 / z + 20) / (2 * z) for z in multipliers)
+    usual, single = [], 0.0
+    for leaf, count in releases:
+        q, z = rate_and_multiplier(leaf)
+        single = max(single, (1 / z + 20) / (2 * z))
+        if isinstance(leaf, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+            # It counts as Poisson's: its rare losses are large.
+            leaf = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
+        usual.append((leaf, count))
+    divergences, rough = renyi_divergences(usual), _rdp_epsilon(tuple(usual), delta)
     # For small losses, the Renyi divergence of order 2 is the variance of the loss, to which
     # rounding adds less than 0.1 percent.
     deviation = math.sqrt(divergences[RDP_ORDERS.index(2.0)])
@@ -375,8 +349,8 @@ def _interval(releases: FrozenCounts, delta: float) -> float:
 def smallest_multiplier(guarantee_of: Callable[[float], Any], epsilon: float) -> float:
     """Returns the smallest noise multiplier z with guarantee_of(z).epsilon() at most `epsilon`.
 
-    The `Guarantee`'s accountant finds it, rounded up to 5 digits. A second accountant confirms its
-    epsilon (`guarantee.stated`), which may raise it by up to 0.1 percent.
+    The `Guarantee`'s accountant finds it, rounded up to 5 digits; its second accountant may raise
+    it by up to 0.1 percent.
 
     Raises:
       InputError: no z between 1e-3 and 1e6 reaches `epsilon`, or the accountants disagree.

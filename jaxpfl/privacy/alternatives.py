@@ -1,14 +1,7 @@
 """Which mechanism gives a deployment the least noise, at one epsilon and with one size of cohort.
 
-Every sampling and every kind of noise that a `Plan` accepts is calibrated to the same epsilon. What
-one of them costs in noise is compared in clip norms:
-
-  noise-to-batch ratio   of one round's mean: z / n, the noise multiplier per client of a cohort
-  noise of sums          of the sum of the first t rounds' means, which a server optimiser uses:
-                         the root of the mean square over t = 1 ... T (Choquette-Choo et al. 2023)
-
-They differ for noise that is correlated between rounds. An epsilon is of its own adjacency, which
-is part of a row: under "replace one", it promises more.
+Every sampling and every kind of noise that a `Plan` accepts is calibrated to the same epsilon. An
+epsilon is of its own adjacency, which is part of a row: under "replace one", it promises more.
 """
 
 import dataclasses
@@ -24,22 +17,22 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import correlated_noise, participation, strategies
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import NoiseKind
-from jaxpfl.privacy.participation import Participation, Sampling
+from jaxpfl.privacy.participation import Sampling
 from jaxpfl.privacy.plan import Plan
 
-# Samplings after which a client waits.
-_WAIT = ("cyclic", "cyclic_poisson", "min_separation")
 POPULATIONS = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """One mechanism for one population.
+    """One mechanism for one population; its noise is in clip norms.
 
     Attributes:
       mechanism: sampling and noise, as a config names them.
-      ratio: the noise-to-batch ratio of a round.
-      noise_of_sums: see above; None for a kind of noise whose sums have no formula here.
+      ratio: the noise-to-batch ratio: z / n, that of one round's mean.
+      noise_of_sums: that of the sum of the first t rounds' means, which a server optimiser uses:
+        the root of the mean square over t = 1 ... T (Choquette-Choo et al. 2023); None for a kind
+        of noise whose sums have no formula here.
     """
 
     mechanism: str
@@ -48,13 +41,13 @@ class Alternative:
     noise_of_sums: float | None
 
     def row(self) -> dict[str, Any]:
-        plan = self.plan
+        plan, who = self.plan, self.plan.participation
         return {
             "population": plan.population,
             "mechanism": self.mechanism,
             "adjacency": plan.adjacency,
             "clients_per_round": plan.clients_per_round,
-            "separation": plan.participation.rounds_per_epoch if plan.sampling in _WAIT else None,
+            "separation": who.rounds_per_epoch if who.in_epochs else None,
             "noise_multiplier": plan.noise_multiplier,
             "noise_to_batch_ratio": self.ratio,
             "noise_of_sums": self.noise_of_sums,
@@ -78,7 +71,6 @@ def alternatives(
 
     Args:
       check_in_rate: the share of clients that can take part in a round.
-      populations: numbers of clients.
       most_clients: in a round; None takes all that check in.
       separation: a client takes part at most once in so many rounds, where the sampling has a
         choice; None takes as many as there can be.
@@ -93,19 +85,20 @@ def alternatives(
         for sampling in get_args(Sampling):
             if sampling == "truncated_poisson" and number == population:
                 continue  # Nothing is drawn that could be cut.
-            who = participation_of(sampling, population, number, separation)
+            made = participation.KINDS[sampling]
+            own = {
+                "separation": separation or population // number,
+                # Six deviations above the mean.
+                "at_most": number + math.ceil(6 * math.sqrt(number)),
+            }
+            names = own.keys() & {field.name for field in dataclasses.fields(made)}
+            who = made(population, number, **{name: own[name] for name in names})
             for kind in get_args(NoiseKind):
                 if "exact" in kind:
                     continue
+                terms: Any = {"epsilon": epsilon, "delta": delta, "rounds": rounds, "noise": kind}
                 try:
-                    plan = Plan.calibrated(
-                        epsilon=epsilon,
-                        delta=delta,
-                        rounds=rounds,
-                        clip=Clip(1.0),
-                        participation=who,
-                        noise=kind,
-                    )
+                    plan = Plan.calibrated(**terms, clip=Clip(1.0), participation=who)
                 except InputError:
                     if kind == "independent":
                         raise
@@ -116,22 +109,6 @@ def alternatives(
                 if variances_T is not None:
                     of_sums = ratio * math.sqrt(float(np.mean(variances_T)))
                 yield Alternative(f"{sampling}, {kind}", plan, ratio, of_sums)
-
-
-def participation_of(
-    sampling: Sampling, population: int, number: int, separation: int | None
-) -> Participation:
-    """The participation of cohorts of this size, which are cut at six deviations above their mean.
-
-    Where it has a choice, `separation` is as long as there can be if it is None.
-    """
-    kind = participation.KINDS[sampling]
-    names = {field.name for field in dataclasses.fields(kind)}
-    most = {
-        "separation": separation or population // number,
-        "at_most": number + math.ceil(6 * math.sqrt(number)),
-    }
-    return kind(population, number, **{name: most[name] for name in names & most.keys()})
 
 
 def sum_variances(plan: Plan) -> np.ndarray | None:

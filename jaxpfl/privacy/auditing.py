@@ -7,22 +7,18 @@ that the stated releases imply (`deltas`; Kairouz, Oh, Viswanath 2015, Theorem 2
 
     p <= e^epsilon r + delta    and    1 - r <= e^epsilon (1 - p) + delta.
 
-A quarter of the trials chooses score and threshold, which so do not depend on the others. The
-others give a lower bound on p and an upper one on r (Clopper and Pearson 1934; Jagielski, Ullman,
-Oprea 2020), which hold together with the stated confidence. They contradict some inequalities. The
-bound is the epsilon, at the stated delta, of the most noise whose inequalities stand, as a factor
-on the stated noise. For Gaussians on everyone it is that of Nasr et al. 2023, "Tight auditing of
-differentially private machine learning".
+A quarter of the trials chooses score and threshold. The others give a lower bound on p and an upper
+one on r (Clopper and Pearson 1934; Jagielski, Ullman, Oprea 2020), which hold together with the
+stated confidence. The bound is the epsilon, at the stated delta, of the most noise whose
+inequalities stand, as a factor on the stated noise (of Gaussians on everyone: Nasr et al. 2023,
+"Tight auditing of differentially private machine learning").
 
 It bounds epsilon if the release is as stated, but for the size of its noise. If it EXCEEDS the
-stated epsilon, no such assumption is needed: a stated pair is contradicted.
+stated epsilon, no such assumption is needed: a stated pair is contradicted. All epsilons are tried,
+because a contradiction shows with far fewer observations at a large delta than at a small one.
 
 Canaries that share a run, but no coordinate of the releases, are independent if noise is, as
 stated, drawn for each coordinate.
-
-The privacy profile of the releases, their delta at every epsilon and not at one of them alone:
-outputs that contradict any of these pairs are not those of the stated mechanism, which shows with
-far fewer observations at a large delta than at a small one.
 
 | releases                  | delta at an epsilon                                               |
 |---------------------------|-------------------------------------------------------------------|
@@ -32,8 +28,7 @@ far fewer observations at a large delta than at a small one.
 | with a secure sum         | the same                                                          |
 | any release without noise | 1                                                                 |
 
-The coarse grid makes the bounds weaker by some thousandths and never invalid;
-`privacy.accounting` computes a run's stated epsilon.
+The coarse grid makes the bounds weaker by some thousandths and never invalid.
 """
 
 import dataclasses
@@ -63,24 +58,14 @@ _FARTHEST, _PRECISION = math.log(64), 2e-3
 
 
 class Trials(NamedTuple):
-    """The observations of N canaries.
-
-    Attributes:
-      scores_SxN: S different scores of each canary, float64.
-      present_N: bool, whether a canary was in, each by a fair coin of its own.
-    """
+    """S scores of each of N canaries, float64; and whether it was in, by a fair coin of its own."""
 
     scores_SxN: np.ndarray
     present_N: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """With probability `confidence` or more, epsilon is at least this.
-
-    Attributes:
-      trials: the canaries that it was judged by.
-    """
+class Bound(NamedTuple):
+    """With probability `confidence` or more, epsilon is at least this, by `trials` canaries."""
 
     epsilon: float
     trials: int
@@ -88,10 +73,7 @@ class Bound:
 
 
 def lower_bound(trials: Trials, stated: Guarantee, *, confidence: float = 0.99) -> Bound:
-    """Returns a lower bound on the epsilon of the releases.
-
-    Args:
-      stated: the releases' stated cost; the bound is for its delta.
+    """Returns a lower bound on the epsilon of the releases, at the delta of their stated cost.
 
     Raises:
       InputError: the trials do not fit together, are too few or have a score that is NaN, the
@@ -137,11 +119,50 @@ def lower_bound(trials: Trials, stated: Guarantee, *, confidence: float = 0.99) 
     return Bound(dataclasses.replace(stated, event=event).epsilon(), len(above_N), confidence)
 
 
-def upper_rate(events: np.ndarray, trials: int, confidence: float) -> np.ndarray:
-    """Returns Clopper and Pearson's upper bounds on a rate, given numbers of events.
+def weight_trials(with_RxN: np.ndarray, without_RxN: np.ndarray, planted_RxM: np.ndarray) -> Trials:
+    """Trials of chosen texts: does the weight of a pool text show a client who holds it?
 
-    The rate at which so few events, or fewer, would have the probability 1 - confidence.
+    Texts that are chosen from a public pool by released moments are public whatever the clients
+    hold; what can leak is the choice. The scores are a planted text's log-weight, and the share of
+    the texts that no client was given that weigh less. Trials of R releases are independent; those
+    of one release are so only as far as its M texts do not move each other's weights, which is the
+    caller's to say.
+
+    Args:
+      with_RxN: log-weights of R releases, in which M clients hold the texts `planted_RxM`.
+      without_RxN: of as many in which these clients were left out; the same texts are looked up.
+      planted_RxM: places in the pool, of which it has more.
+
+    Raises:
+      InputError: the shapes differ, or a planted text is not in the pool.
     """
+    shapes = with_RxN.shape, without_RxN.shape, planted_RxM.shape
+    if shapes[0] != shapes[1] or planted_RxM.ndim != 2 or shapes[2][0] != shapes[0][0]:
+        raise InputError(
+            "an audit of weights needs log-weights [releases, texts] with and without the clients, "
+            f"and places [releases, planted], found {shapes}"
+        )
+    texts = with_RxN.shape[1]
+    if not np.all((planted_RxM >= 0) & (planted_RxM < texts)):
+        raise InputError(f"planted texts must lie in 0 .. {texts - 1}, the pool's places")
+    others_RxN = np.ones(with_RxN.shape, bool)
+    np.put_along_axis(others_RxN, planted_RxM, False, axis=1)
+    scores = []
+    for weight_RxN in (with_RxN, without_RxN):
+        own_RxM = np.take_along_axis(weight_RxN, planted_RxM, axis=1)
+        below_RxM = [
+            np.searchsorted(np.sort(row_N[others_N]), own_M) / others_N.sum()
+            for row_N, others_N, own_M in zip(weight_RxN, others_RxN, own_RxM, strict=True)
+        ]
+        scores.append(np.stack([own_RxM.ravel(), np.ravel(below_RxM)]))
+    # In a random order: every fourth trial chooses the event, and both kinds must be among them.
+    trials = planted_RxM.size
+    order = np.random.default_rng(0).permutation(2 * trials)
+    return Trials(np.concatenate(scores, axis=1)[:, order], order < trials)
+
+
+def upper_rate(events: np.ndarray, trials: int, confidence: float) -> np.ndarray:
+    """Returns Clopper and Pearson's upper bounds on a rate, given numbers of events."""
     left = trials - np.asarray(events)
     rates = special.betaincinv(np.asarray(events) + 1.0, np.maximum(left, 1e-9), confidence)
     return np.where(left > 0, rates, 1.0)

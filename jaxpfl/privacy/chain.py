@@ -13,9 +13,8 @@ Guarantees:
   that is missing, the line is kept; if more is, it is removed, because it was never synced; if
   nothing is, something else was damaged, and the file is refused.
 - Lines that are cut off the END leave a valid chain, and whoever may write the file can replace it
-  by another valid one. While the chain is open, both are noticed before the next line is written.
-  Afterwards they are only noticed by a caller that keeps `head` elsewhere and passes it to
-  `verify`.
+  by another valid one. While the chain is open, both are noticed before the next line is written;
+  afterwards only by a caller that keeps `head` elsewhere and passes it to `verify`.
 - Only one process at a time: the kernel's lock is held from opening to `close`.
 - A line is on the disk (fsync) when `append` returns.
 """
@@ -40,8 +39,8 @@ _PART_OF_START = re.compile(rb'\{"bytes":([1-9][0-9]{0,8})?')
 class Chain:
     """The lines of one file, open for appending, or for reading after `Chain.read`.
 
-    `lines` holds the fields of every line, without "bytes", "hash" and "previous". A file that is
-    absent is made, with its folder.
+    `lines` holds their fields, without "bytes", "hash" and "previous". An absent file is made, with
+    its folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,11 +88,6 @@ class Chain:
             raise InputError(f"{path}: there is no such ledger{files.where(chain.path)}")
         chain._load()
         return chain
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing can be appended."""
-        return self._descriptor is None
 
     def close(self) -> None:
         """Closes the file, and releases its lock; `lines` stay."""

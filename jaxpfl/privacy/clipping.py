@@ -51,8 +51,8 @@ class AdaptiveClip(Checked):
     Attributes:
       target_quantile: the share of clients whose update should be within the clip norm.
       learning_rate: of the geometric update.
-      indicator_noise: sigma_b, the standard deviation of the noise on the sum of (b_i - 1/2), in
-        clients; None = 0.05 times the planned clients per round.
+      indicator_noise: sigma_b, the deviation of the noise on the sum of (b_i - 1/2), in clients;
+        None = 0.05 times the planned clients per round.
     """
 
     target_quantile: OpenFraction = 0.5

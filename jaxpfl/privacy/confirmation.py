@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import scipy
 
+_ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)))
 Round = tuple[float, float, int] | tuple[float, float, float, float, int]
 """Sampling rate, noise multiplier and number; before the number, of a truncated cohort, how often
 it is cut, and how often it then has the client."""
@@ -26,12 +27,12 @@ def poisson_epsilon(
     privacy guarantees using FFT"). Each kind of round is a sum over a grid of the noise's values,
     which is exact up to rounding for so smooth an integrand, and whose losses are spread over three
     points each, so that their mean and variance stay. All probabilities are tilted by e^(t loss)
-    first, t as in the best Chernoff bound, so that errors are relative to delta, however small it
-    is, and however many rounds there are. An estimate, not a bound; it agrees with bounds to 1e-6.
+    first, t as in the best Chernoff bound, so that errors are relative to delta. An estimate, not a
+    bound; it agrees with bounds to 1e-6.
 
     Args:
       rounds: of each kind. A cohort that is cut is under zero-out-one.
-      gaussian_mu: shift / std of one more Gaussian release, on everyone.
+      gaussian_mu: shift / std of the Gaussian, which is on everyone.
 
     Returns:
       None below a noise multiplier of 1e-3, where epsilon is above 100,000 and protects nobody.
@@ -87,7 +88,7 @@ def renyi_epsilon(
         clients, population and number of each kind of round.
     """
     best = least = math.inf
-    for order in (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)):
+    for order in _ORDERS:
         below, part = math.floor(order), order - math.floor(order)
         # (order - 1) times the divergence.
         moment = (order - 1) * order * gaussian_mu**2 / 2
@@ -113,9 +114,8 @@ def selected_epsilon(
       rounds, gaussian_mu: what one run releases, as of `poisson_epsilon`.
       mean, shape: of the number of runs: 1 is geometric, 0 logarithmic, infinity Poisson.
     """
-    orders = [*(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64))]
     one = {}
-    for order in orders:
+    for order in _ORDERS:
         one[order] = order * gaussian_mu**2 / 2
         for *kind, count in rounds:
             moments = (_losses(tuple(kind), order - 1, removed, 2**14) for removed in (True, False))
@@ -211,6 +211,15 @@ def _moments(noise_multiplier: float, clients: int, population: int) -> list[flo
 
 def _fourier_epsilon(rounds: tuple[Round, ...], mu: float, delta: float, removed: bool) -> float:
     """Epsilon of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2) if `removed`, else the reverse."""
+
+    def excess(epsilon: float) -> float:
+        """How far delta is exceeded, by the losses of the loop below; as a logarithm."""
+        above = slice(np.searchsorted(loss_L, epsilon, side="right"), None)
+        # Not np.dot: for so long a vector BLAS wakes all its threads, which takes a thousand times
+        # as long as the sum where the processor has other work.
+        reached = -float((probability_L[above] * np.expm1(epsilon - loss_L[above])).sum())
+        return math.log(max(reached, 1e-300) / delta)
+
     tilt_J, cumulant_J = _cumulants(rounds, mu, removed)
     upward = slice(np.searchsorted(tilt_J, 0.0) + 4, None)
     chernoff_J = (cumulant_J[upward] - math.log(delta)) / tilt_J[upward]
@@ -220,27 +229,12 @@ def _fourier_epsilon(rounds: tuple[Round, ...], mu: float, delta: float, removed
     best = upward.start + int(np.argmin(chernoff_J)) - 4
     for place in range(best, upward.start - 5, -8):
         loss_L, probability_L = _composed(rounds, mu, removed, float(tilt_J[place]))
-        delta_of = functools.partial(_delta, loss_L, probability_L)
         low, high = max(float(loss_L[0]), 0.0), float(loss_L[-1])
-        if high > low and delta_of(low) > delta:
-            break
+        if high > low and excess(low) > 0:
+            return cast(float, scipy.optimize.brentq(excess, low, high, xtol=1e-12))
         if low == 0.0:
             return 0.0
-    else:
-        return low
-    return cast(
-        float,
-        scipy.optimize.brentq(
-            lambda epsilon: math.log(max(delta_of(epsilon), 1e-300) / delta), low, high, xtol=1e-12
-        ),
-    )
-
-
-def _delta(loss_L: np.ndarray, probability_L: np.ndarray, epsilon: float) -> float:
-    above = slice(np.searchsorted(loss_L, epsilon, side="right"), None)
-    # Not np.dot: for so long a vector BLAS wakes all its threads, which takes a thousand times as
-    # long as the sum where the processor has other work.
-    return -float((probability_L[above] * np.expm1(epsilon - loss_L[above])).sum())
+    return low
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,16 +9,13 @@ times C's largest column norm, which is 1 here. So an EPOCH costs as much as one
 multiplier z, also with adaptively chosen releases (Denisov et al. 2022, Theorem 2.1).
 
 C has the first R diagonals of the square root of the prefix sums' matrix, with columns of norm 1
-(Kalinin, Lampert 2024, (8)), or as many as there are rounds. Over 64 rounds of an epoch, the sums'
-noise has less than a quarter of the variance that the binary tree of DP-FTRL's first form gives
-them (Kairouz et al. 2021, section 4, without completion). Row t of C w = z is
+(Kalinin, Lampert 2024, (8)), or as many as there are rounds. Row t of C w = z is
 sum_k c_k w_{t-k} = z_t, so that
 
     w_t = (z_t - c_1 w_{t-1} - ... - c_{R-1} w_{t-R+1}) / c_0,
 
 which needs the last R - 1 noises and one new draw (Choquette-Choo et al. 2023, "(Amplified) banded
-matrix factorization", Algorithm 9). `NoiseStream` keeps them. All noise is a function of a key and
-the round.
+matrix factorization", Algorithm 9). All noise is a function of a key and the round.
 
 The exact form computes nothing in floating point and costs the same. Its c_0 is 1, its other
 coefficients are c_k = m_k / 2^16 with whole m_k, and its columns have the norm n (`column_norm`).
@@ -66,22 +63,22 @@ class _Stream:
     """Noise at unit scale, round after round; z S times it is added to a sum.
 
     SECRET: whoever knows the stream or its key can remove the noise from every release. It is never
-    written to a file. A resumed run makes it again from the key, with the same bits: one compiled
-    loop goes through the rounds that were already done. All rounds share one compiled program, and
-    no call waits for the device.
+    written to a file. A resumed run makes it again from the key, with the same bits. All rounds
+    share one compiled program, and no call waits for the device.
 
     Args:
       root_key: typed threefry4x32 key, of this stream alone.
       width: P >= 1, the number of parameters.
-      advance: `(key, first, last, state) -> (noise of round last, state after it)`.
-      shape: of the state, before its last axis [P].
+      step: `(coefficients, key, round, state) -> (noise [P], state)`, of one round and its own key.
+      state: shape, before its last axis [P], and dtype.
     """
 
     def __init__(
-        self, root_key: jax.Array, width: int, advance: Any, shape: Any, dtype: Any = jnp.float32
+        self, root_key: jax.Array, width: int, step: Any, coefficients: Any, state: Any
     ) -> None:
         require_noise_key(root_key)
-        self._root, self._advance = root_key, advance
+        self._root, self._advance = root_key, partial(_advance, step, coefficients)
+        shape, dtype = state
         self._start = partial(jnp.zeros, (*shape, checks.positive_int("width", width)), dtype)
         self._round, self._state = 0, self._start()
 
@@ -99,18 +96,16 @@ class _Stream:
 
 
 class NoiseStream(_Stream):
-    """Banded noise. Its memory is bands - 1 times the parameters: 4 bytes each, or 6 if exact.
+    """Banded noise, of `Plan.bands`. Its memory is bands - 1 times the parameters: 4 bytes each.
 
-    Args:
-      bands: diagonals of C >= 1: the rounds of an epoch, or all rounds if they are fewer.
-      exact: in steps, which are 1 / `STEPS` of a draw's deviation: z S `column_norm`.
+    Exact noise has 6, and is in steps of 1 / `STEPS` of a draw's deviation, z S `column_norm`.
     """
 
     def __init__(self, bands: int, root_key: jax.Array, width: int, exact: bool = False) -> None:
         before = checks.positive_int("bands", bands) - 1
         weights = whole_weights(bands) if exact else band_weights(bands).astype(np.float32)
-        shape, dtype = ((before, 6), jnp.uint8) if exact else ((before,), jnp.float32)
-        super().__init__(root_key, width, partial(_advance_bands, weights), shape, dtype)
+        state = ((before, 6), jnp.uint8) if exact else ((before,), jnp.float32)
+        super().__init__(root_key, width, _banded, weights, state)
 
 
 class BufferedStream(_Stream):
@@ -118,8 +113,8 @@ class BufferedStream(_Stream):
 
     def __init__(self, blt: BufferedToeplitz, unit: float, root_key: jax.Array, width: int) -> None:
         scales_D, decays_D = (np.array(part, np.float32) for part in (blt.scales, blt.decays))
-        advance = partial(_advance_buffers, np.float32(unit), scales_D, decays_D)
-        super().__init__(root_key, width, advance, scales_D.shape)
+        coefficients = np.float32(unit), scales_D, decays_D
+        super().__init__(root_key, width, _buffered, coefficients, (scales_D.shape, jnp.float32))
 
 
 class TreeStream:
@@ -147,39 +142,41 @@ def stream_of(plan: Any, root_key: jax.Array, width: int) -> _Stream | TreeStrea
     return BufferedStream(noise.blt, unit, root_key, width)
 
 
-@partial(jax.jit, donate_argnames=("ring",))
-def _advance_bands(
-    weights_R: jax.Array, key: jax.Array, first: jax.Array, last: jax.Array, ring: jax.Array
+@partial(jax.jit, static_argnames=("step",), donate_argnames=("state",))
+def _advance(
+    step: Any, coefficients: Any, key: jax.Array, first: jax.Array, last: jax.Array, state: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Goes from round `first` to round `last`, and returns the noise [P] of `last` and the ring.
+    """Goes from round `first` to round `last`, and returns the noise [P] of `last` and the state.
+
+    Round t's draw has the key folded with t.
+    """
+
+    def advance(round, carry):
+        return step(coefficients, jax.random.fold_in(key, round), round, carry[1])
+
+    dtype = jnp.int32 if state.dtype == jnp.uint8 else jnp.float32
+    return jax.lax.fori_loop(first, last + 1, advance, (jnp.zeros(state.shape[-1], dtype), state))
+
+
+def _banded(weights_R: jax.Array, key: Any, round: Any, ring: jax.Array) -> tuple[Any, jax.Array]:
+    """A round of banded noise.
 
     Args:
       weights_R: `band_weights`; or `whole_weights`, of exact noise.
-      key: round t's draw has this key folded with t.
-      first, last: int32 scalars.
-      ring: the noise of the B = R - 1 rounds before `first`; that of round t is in row t mod B.
-        Float32 [B, P]; or uint8 [B, 6, P], see `_next_exact`.
+      ring: the noise of the B = R - 1 rounds before; that of round t is in row t mod B. Float32
+        [B, P]; or uint8 [B, 6, P], see `_next_exact`.
     """
-    bands, width = ring.shape[0], ring.shape[-1]
-    exact = ring.dtype == jnp.uint8
-
-    def step(round, carry):
-        _, ring = carry
-        row = round % max(bands, 1)
-        ago_B = (row - 1 - jnp.arange(bands)) % max(bands, 1) + 1
-        own = jax.random.fold_in(key, round)
-        if exact:
-            noise_P, newest = _next_exact(own, weights_R[ago_B], ring)
-        else:
-            noise_P = standard_normal(own, (width,)) * weights_R[0]
-            noise_P = noise_P - jnp.matmul(weights_R[ago_B], ring, precision="highest")
-            newest = noise_P
-        if bands:
-            ring = jax.lax.dynamic_update_index_in_dim(ring, newest, row, 0)
-        return noise_P, ring
-
-    start = jnp.zeros(width, jnp.int32 if exact else jnp.float32), ring
-    return jax.lax.fori_loop(first, last + 1, step, start)
+    bands = ring.shape[0]
+    row = round % max(bands, 1)
+    ago_B = (row - 1 - jnp.arange(bands)) % max(bands, 1) + 1
+    if ring.dtype == jnp.uint8:
+        noise_P, newest = _next_exact(key, weights_R[ago_B], ring)
+    else:
+        noise_P = standard_normal(key, ring.shape[1:]) * weights_R[0]
+        newest = noise_P = noise_P - jnp.matmul(weights_R[ago_B], ring, precision="highest")
+    if bands:
+        ring = jax.lax.dynamic_update_index_in_dim(ring, newest, row, 0)
+    return noise_P, ring
 
 
 def _next_exact(
@@ -212,26 +209,12 @@ def _next_exact(
     return noise_P, bytes_6xP.astype(jnp.uint8)
 
 
-@partial(jax.jit, donate_argnames=("buffers_DxP",))
-def _advance_buffers(
-    unit: jax.Array,
-    scales_D: jax.Array,
-    decays_D: jax.Array,
-    key: jax.Array,
-    first: jax.Array,
-    last: jax.Array,
-    buffers_DxP: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Goes from round `first` to round `last`; round t's draw has the key folded with t."""
-
-    def step(round, carry):
-        _, buffers_DxP = carry
-        drawn_P = standard_normal(jax.random.fold_in(key, round), buffers_DxP.shape[1:]) * unit
-        noise_P = drawn_P - jnp.matmul(scales_D, buffers_DxP, precision="highest")
-        return noise_P, decays_D[:, None] * buffers_DxP + noise_P[None]
-
-    start = jnp.zeros(buffers_DxP.shape[1:], jnp.float32), buffers_DxP
-    return jax.lax.fori_loop(first, last + 1, step, start)
+def _buffered(coefficients: Any, key: Any, _: Any, buffers_DxP: Any) -> tuple[Any, jax.Array]:
+    """A round of a BLT's noise, by its unit, scales and decays."""
+    unit, scales_D, decays_D = coefficients
+    drawn_P = standard_normal(key, buffers_DxP.shape[1:]) * unit
+    noise_P = drawn_P - jnp.matmul(scales_D, buffers_DxP, precision="highest")
+    return noise_P, decays_D[:, None] * buffers_DxP + noise_P[None]
 
 
 @partial(jax.jit, static_argnames=("width",))

@@ -17,11 +17,10 @@ is added, removed or zeroed, 2 S when one is replaced. Only `Plan` and `SecureSu
 that no caller has to choose.
 
 "Zero out one" replaces a client's data by nothing: the client still takes part, and adds zero to
-every sum, also to adaptive clipping's. N and the cohorts are the same. A release under
-add-or-remove-one is as private under zero-out-one, because here a client who is absent and one who
-adds zero give the same release: no cohort then depends on other clients, and no noise or
-denominator on the cohort. So the two compose, and the composition is under zero-out-one. The
-reverse does not hold, and is nowhere assumed.
+every sum, also to adaptive clipping's. A release under add-or-remove-one is as private under
+zero-out-one, because here a client who is absent and one who adds zero give the same release: no
+cohort then depends on other clients, and no noise or denominator on the cohort. So the two compose,
+and the composition is under zero-out-one. The reverse does not hold, and is nowhere assumed.
 """
 
 import dataclasses
@@ -46,36 +45,27 @@ class ZeroOut(dp_accounting.DpEvent):
     event: dp_accounting.DpEvent
 
 
-# Each kind's name in a file, and there the names of its attributes.
-_FORMS: dict[str, tuple[Any, dict[str, str]]] = {
-    "none": (dp_accounting.NoOpDpEvent, {}),
-    "non_private": (dp_accounting.NonPrivateDpEvent, {}),
-    "gaussian": (dp_accounting.GaussianDpEvent, {"noise_multiplier": "noise_multiplier"}),
-    "zero_concentrated": (dp_accounting.ZCDpEvent, {"rho": "rho", "xi": "xi"}),
-    "poisson_sampled": (
-        dp_accounting.PoissonSampledDpEvent,
-        {"probability": "sampling_probability", "event": "event"},
-    ),
-    "sampled_without_replacement": (
-        dp_accounting.SampledWithoutReplacementDpEvent,
-        {"population": "source_dataset_size", "clients": "sample_size", "event": "event"},
-    ),
-    "repeated_and_selected": (
-        dp_accounting.dp_event.RepeatAndSelectDpEvent,
-        {"mean": "mean", "shape": "shape", "event": "event"},
-    ),
-    "truncated_poisson": (
-        dp_accounting.TruncatedSubsampledGaussianDpEvent,
-        {
-            "population": "dataset_size",
-            "probability": "sampling_probability",
-            "at_most": "truncated_batch_size",
-            "noise_multiplier": "noise_multiplier",
-        },
-    ),
-    "zero_out": (ZeroOut, {"event": "event"}),
-    "repeated": (dp_accounting.SelfComposedDpEvent, {"count": "count", "event": "event"}),
-    "composed": (dp_accounting.ComposedDpEvent, {"events": "events"}),
+# Each kind's name in a file.
+_KINDS: dict[str, Any] = {
+    "none": dp_accounting.NoOpDpEvent,
+    "non_private": dp_accounting.NonPrivateDpEvent,
+    "gaussian": dp_accounting.GaussianDpEvent,
+    "zero_concentrated": dp_accounting.ZCDpEvent,
+    "poisson_sampled": dp_accounting.PoissonSampledDpEvent,
+    "sampled_without_replacement": dp_accounting.SampledWithoutReplacementDpEvent,
+    "repeated_and_selected": dp_accounting.dp_event.RepeatAndSelectDpEvent,
+    "truncated_poisson": dp_accounting.TruncatedSubsampledGaussianDpEvent,
+    "zero_out": ZeroOut,
+    "repeated": dp_accounting.SelfComposedDpEvent,
+    "composed": dp_accounting.ComposedDpEvent,
+}
+# Attributes that have another name there.
+_NAMES = {
+    "sampling_probability": "probability",
+    "source_dataset_size": "population",
+    "dataset_size": "population",
+    "sample_size": "clients",
+    "truncated_batch_size": "at_most",
 }
 
 ZEROED = (ZeroOut, dp_accounting.ZCDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
@@ -85,10 +75,7 @@ _WHOLE = ("population", "clients", "count", "at_most")
 
 
 def counts(event: dp_accounting.DpEvent) -> Counter[dp_accounting.DpEvent]:
-    """Returns how often each elementary release happens in `event`.
-
-    Sampling that takes everyone counts as no sampling, for which there is an exact formula.
-    """
+    """Returns how often each elementary release happens in `event`."""
     total = Counter[dp_accounting.DpEvent]()
     for part, times in _parts(event):
         total[_elementary(part)] += times
@@ -128,19 +115,20 @@ def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """Returns the event as plain values; a selection in one form, whatever its runs are made of."""
     if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
         event = _elementary(event)
-    for name, (kind, fields) in _FORMS.items():
+    for name, kind in _KINDS.items():
         if isinstance(event, kind):
-            plain = {field: _plain(field, getattr(event, name)) for field, name in fields.items()}
+            fields = {_NAMES.get(own, own): own for own in map(str, kind.__match_args__)}
+            plain = {field: _plain(field, getattr(event, own)) for field, own in fields.items()}
             return {"type": name, **plain}
     raise _unknown(event)
 
 
 def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
     """Returns the event that `to_json` wrote; others raise InputError, KeyError or TypeError."""
-    if record["type"] not in _FORMS:
+    if record["type"] not in _KINDS:
         raise InputError(f"unknown type of event {record['type']!r}")
-    kind, fields = _FORMS[record["type"]]
-    values = {attribute: record[field] for field, attribute in fields.items()}
+    kind = _KINDS[record["type"]]
+    values = {own: record[_NAMES.get(own, own)] for own in map(str, kind.__match_args__)}
     if "event" in values:
         values["event"] = from_json(values["event"])
     if "events" in values:
@@ -207,16 +195,13 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent()):
             name, rate = "sampling probability of an event", event.sampling_probability
             everyone = checks.positive_fraction(name, rate) == 1
-            inner = _elementary(event.event)
-            return inner if everyone or not isinstance(inner, type(event.event)) else event
         case dp_accounting.SampledWithoutReplacementDpEvent(event=dp_accounting.GaussianDpEvent()):
             population = checks.positive_int("population of an event", event.source_dataset_size)
             clients = checks.positive_int("clients of an event", event.sample_size)
+            everyone = clients == population
             if clients > population:
                 limit = f"its population of {population}"
                 raise InputError(f"clients of an event must be at most {limit}, found {clients}")
-            inner, everyone = _elementary(event.event), clients == population
-            return inner if everyone or not isinstance(inner, type(event.event)) else event
         case dp_accounting.dp_event.RepeatAndSelectDpEvent():
             mean = checks.at_least_one("mean of an event", event.mean)
             if event.shape not in (0, 1, math.inf):
@@ -234,7 +219,11 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
                 return dp_accounting.NonPrivateDpEvent()
             one = dp_accounting.ComposedDpEvent(parts)  # pyright: ignore[reportArgumentType]
             return dp_accounting.dp_event.RepeatAndSelectDpEvent(one, mean, event.shape)
-    raise _unknown(event)
+        case _:
+            raise _unknown(event)
+    # A sampled Gaussian; to sample everyone is not to sample.
+    inner = _elementary(event.event)
+    return event if isinstance(inner, dp_accounting.GaussianDpEvent) and not everyone else inner
 
 
 def _unknown(event: object) -> InputError:

@@ -32,37 +32,24 @@ _CELLS, _MOST, _WORDS = 16, 14, 3  # cells of a deviation; deviations; words of 
 
 
 class _Draws(NamedTuple):
-    """Draws of P coordinates at work: each tosses coins until the first tails.
+    """Draws of P coordinates at work: each tosses coins until the first tails."""
 
-    Attributes:
-      tosses: the number of each one's tosses, uint32 [P].
-      k, x: the proposal; uint32 [P] and [3, P].
-      last: the uniform number that the next must be below for heads, uint32 [3, P].
-      even: whether heads came an even number of times, bool [P].
-      fresh: whether a new proposal is due, bool [P].
-      negative: whether the accepted draw is negative, bool [P].
-      done: whether a draw was accepted, bool [P].
-    """
-
-    tosses: jax.Array
-    k: jax.Array
-    x: jax.Array
-    last: jax.Array
-    even: jax.Array
-    fresh: jax.Array
-    negative: jax.Array
-    done: jax.Array
+    tosses: jax.Array  # how often each has tossed, uint32 [P]
+    k: jax.Array  # the proposal, uint32 [P]
+    x: jax.Array  # and its fraction, uint32 [3, P]
+    last: jax.Array  # the uniform number that the next must be below for heads, uint32 [3, P]
+    even: jax.Array  # whether heads came an even number of times, bool [P]
+    fresh: jax.Array  # whether a new proposal is due, bool [P]
+    negative: jax.Array  # whether the accepted draw is negative, bool [P]
+    done: jax.Array  # whether a draw was accepted, bool [P]
 
 
 @partial(jax.jit, static_argnames=("count", "mesh"))
 def exact_normal(key: jax.Array, count: int, mesh: Mesh) -> jax.Array:
     """Returns independent draws of floor(STEPS N(0, 1)), int32 [P].
 
-    Draw i is a function of the key and of i alone, whatever the devices that share the work.
-
-    Args:
-      key: typed threefry4x32 key, used for this draw alone.
-      count: P, a multiple of the number of devices.
+    Draw i is a function of the key and of i alone, whatever the devices that share the work. The
+    key, a typed threefry4x32 one, is for this draw alone; P is a multiple of the devices.
     """
     require_noise_key(key)
     share = count // mesh.size

@@ -1,9 +1,6 @@
-"""The setting of a plan's noise (`Noise`), and the smallest noise multiplier for an epsilon.
+"""The setting of a plan's noise (`Noise`), and the guarantee of sums without a plan.
 
-Nothing is drawn here: `privacy.mechanisms`, `exact_noise` and `correlated_noise` draw. The cost of
-a round, sampled or on everyone, is that of its `privacy.participation`. `on_everyone` is for sums
-without a plan: with multipliers z_i (noise / shift) they are together exactly as private as one
-with mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3).
+Nothing is drawn here: `privacy.mechanisms`, `exact_noise` and `correlated_noise` draw.
 """
 
 import dataclasses
@@ -76,11 +73,7 @@ class Noise:
         return self.kind in ("exact", "exact_banded")
 
     def fitted(self, rounds: int, participation: Participation) -> Self:
-        """Returns noise that overlaps with its strategy, whose cost is computed twice.
-
-        A BLT's coefficients are found once: `Plan.to_dict` has them, and so have a run's record and
-        its ledger.
-        """
+        """Returns noise that overlaps with its strategy, whose cost is computed twice."""
         from jaxpfl.privacy import strategies
 
         if not isinstance(participation, MinSeparation):
@@ -98,10 +91,11 @@ class Noise:
 def on_everyone(multipliers: Iterable[float], delta: float, unit: Unit = "client") -> Guarantee:
     """Returns the guarantee of noisy sums over everyone, with these multipliers (noise / shift).
 
-    Infinity stands for a sum that is not released, and 0 for one without noise.
+    Infinity stands for a sum that is not released, and 0 for one without noise. Others z_i are
+    together exactly as private as one with mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth, Su
+    2022, Corollary 3.3).
     """
-    finite = [z for z in multipliers if math.isfinite(z)]
-    if not all(finite):
-        return Guarantee(dp_accounting.NonPrivateDpEvent(), delta, unit)
-    event = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(z) for z in finite])
+    event = dp_accounting.ComposedDpEvent(
+        [dp_accounting.GaussianDpEvent(z) for z in multipliers if math.isfinite(z)]
+    )
     return Guarantee(event, delta, unit)

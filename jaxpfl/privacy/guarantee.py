@@ -1,7 +1,6 @@
 """The cost of releases together: one epsilon, confirmed by a second accountant, and a statement.
 
-All releases on the same clients compose, such as rounds of training, a Frechet distance and
-histograms of metrics. A `Guarantee` is for any such composition: the rounds of one plan, or all
+A `Guarantee` is for any composition of releases on the same clients: the rounds of one plan, or all
 charges of a ledger. An `Account` says whether another one fits the budgets of a ledger.
 """
 
@@ -39,9 +38,8 @@ class Guarantee(Checked):
     Attributes:
       event: everything that was released; multipliers in it are relative to the adjacency.
       delta: in (0, 1); ignored if a release has no noise.
-      unit: what is protected, "client" or "example".
+      unit: what is protected.
       adjacency: how neighbouring data sets differ, see `privacy.events`.
-      accountant: one of `accounting.ACCOUNTANTS`.
     """
 
     event: dp_accounting.DpEvent
@@ -67,10 +65,7 @@ class Guarantee(Checked):
         unit: Unit = "client",
         accountant: Accountant | None = None,
     ) -> Self:
-        """Returns the guarantee of several releases, under the adjacency that they share.
-
-        Without an accountant, it is by the tightest that supports the releases.
-        """
+        """Returns the guarantee under the adjacency of all; accountant None = the tightest one."""
         # Counted for speed: this is called after every round, and rounds repeat one event.
         parts, repeated = [], Counter()
         for release in releases:
@@ -104,15 +99,12 @@ class Guarantee(Checked):
         return _second(events.counts(self.event), self.delta, exact)[0]
 
     def statement(self) -> str:
-        """Returns the guarantee in one line, with unit, adjacency and accountant.
-
-        It says "one accountant" where no second one confirms epsilon.
-        """
+        """Returns the guarantee in a line; it says "one accountant" where no second confirms it."""
         if not self.private:
             return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
-        releases = events.counts(self.event)
-        gaussian = all(isinstance(leaf, dp_accounting.GaussianDpEvent) for leaf in releases)
-        exact = accounting.ACCOUNTANTS[self.accountant].exact and releases and gaussian
+        kinds = {type(leaf) for leaf in events.counts(self.event)}
+        gaussian = kinds == {dp_accounting.GaussianDpEvent}
+        exact = gaussian and accounting.ACCOUNTANTS[self.accountant].exact
         accountant = "exact Gaussian" if exact else self.accountant.upper()
         if self.confirmed_epsilon() is None:
             accountant += " (one accountant)"
@@ -264,8 +256,10 @@ class Account:
         """Returns whether one more `event` stays within every budget.
 
         What fits is kept, so that no part of it is composed again. With `ahead`, it also finds how
-        many more fit, so that many equal events take only a few compositions. Refuses an event as
-        `check_adjacency` does.
+        many more fit, so that many equal events take only a few compositions.
+
+        Raises:
+          InputError: as `check_adjacency`.
         """
         self.check_adjacency(event)
         if not self.budgets:
@@ -285,10 +279,8 @@ class Account:
         return True
 
     def _fit(self, total: Counts, event: dp_accounting.DpEvent) -> bool:
-        """Whether the releases `total` are within every budget, under the adjacency of `event`.
-
-        By one accountant alone, because it is asked before every charge.
-        """
+        """Whether the releases `total` are within every budget, under the adjacency of `event`."""
+        # By one accountant alone, because it is asked before every charge.
         chosen = accounting.default_accountant(total)
         added = events.adjacency(event)
         adjacency = events.common(self._adjacency or added, added)

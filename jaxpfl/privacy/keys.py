@@ -29,18 +29,7 @@ round, the run and the query's label, too. In cyclic participation a charge foll
 it that the rounds of an epoch share, and the cohorts from the run's part.
 
 The PUBLIC root is `training_root` of a config's seed; no privacy guarantee depends on it. Each
-purpose has a number in this module, which is folded into the root:
-
-| number            | purpose                                                        |
-|-------------------|----------------------------------------------------------------|
-| INITIAL_STATE     | the initial state of an algorithm                              |
-| GENERATOR_IMAGES  | folded into the key of the initial state: the noise from which |
-|                   | the GAN's generator makes its training images                  |
-| SAMPLE_SENTENCES  | the sentences that are shown while a language model trains     |
-| SAMPLE_IMAGES     | the images that are shown in GAN inversion                     |
-| OOV_SENTENCES     | the sentences that are searched for out-of-vocabulary words    |
-| OOV_WORDS         | the words that are generated for them                          |
-| BIAS_SENTENCES    | the sentences that show what public training data lacks        |
+purpose has a number in this module, which is folded into the root.
 
 With x64 off, `jax.random.key(seed)` only keeps 32 bits of its seed, so that keys are made from four
 words instead. Their implementation is pinned to threefry4x32, whose key has 128 bits.
@@ -61,13 +50,13 @@ from jaxpfl.errors import InputError
 NOISE_IMPLEMENTATION = "threefry4x32"
 
 # Counted down from 2^32 - 1, so that none equals the number of a round.
-INITIAL_STATE = 2**32 - 1
-SAMPLE_SENTENCES = 2**32 - 2
-SAMPLE_IMAGES = 2**32 - 4
-OOV_SENTENCES = 2**32 - 5
-OOV_WORDS = 2**32 - 6
-BIAS_SENTENCES = 2**32 - 7
-# Folded into the key of INITIAL_STATE.
+INITIAL_STATE = 2**32 - 1  # of an algorithm
+SAMPLE_SENTENCES = 2**32 - 2  # that are shown while a language model trains
+SAMPLE_IMAGES = 2**32 - 4  # that are shown in GAN inversion
+OOV_SENTENCES = 2**32 - 5  # that are searched for out-of-vocabulary words
+OOV_WORDS = 2**32 - 6  # that are generated for them
+BIAS_SENTENCES = 2**32 - 7  # that show what public training data lacks
+# Folded into the key of INITIAL_STATE: the noise of the images that the GAN's generator trains on.
 GENERATOR_IMAGES = 2**32 - 1
 
 
@@ -119,7 +108,7 @@ class RunSecret:
 
     @property
     def public_name(self) -> str:
-        """Names the run in ledgers: a digest, 12 digits, that reveals nothing of the secret."""
+        """The run's name in ledgers: a digest, 12 digits, that reveals nothing of the secret."""
         return self.digest("run", "")[:12]
 
     @classmethod

@@ -1,10 +1,10 @@
 """The write-ahead ledger: every release on a source of clients, charged before it is made.
 
-An append-only file (`chain`) with a budget on what its charges cost. It belongs to a source of
-clients, not to a run: all releases of all algorithms on these clients, on parts of them and on
-whatever is computed from their data are charged to it and compose to ONE epsilon. A charge is on
-the disk before `charge` returns, and only then may data be touched, so that a crash may leave a
-charge without a release, but never a release without a charge.
+An append-only file (`chain`) with a budget. It belongs to a source of clients, not to a run: all
+releases of all algorithms on these clients, on parts of them and on whatever is computed from their
+data are charged to it and compose to ONE epsilon. A charge is on the disk before `charge` returns,
+and only then may data be touched, so that a crash may leave a charge without a release, but never a
+release without a charge.
 
 Guarantees:
 - The file is protected, and locked for one process, as described in `chain`. Only a caller that
@@ -12,8 +12,7 @@ Guarantees:
 - A charge is identified by its `identity`, a keyed hash of everything that the release depends on,
   so that the same release, repeated after a crash, is not charged twice. `record` notes a hash of
   the result, so that a repetition with another result is noticed, and charged.
-- All charges have the unit (client or example) of the first one, because guarantees for clients and
-  for examples have no common epsilon.
+- All charges have one unit, because guarantees for clients and examples have no common epsilon.
 - Splits, selections, other orders, columns or examples of a population share its ledger. Another
   source is refused, unless somebody says that it is of the same clients (`Ledger.add_source`): to
   add up what different people spent is never too little.
@@ -60,23 +59,7 @@ class Clients(Protocol):
     def fingerprint(self) -> str: ...
 
 
-class LedgerKey:
-    """The secret key of one ledger; `check`, a hash that identifies it, is public."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self.check = self.digest("key", "")
-
-    def digest_of(self, clients: Clients) -> str:
-        """The HMAC (hex) of a source's fingerprint, a plain hash; one client fewer is another."""
-        return self.digest("population", clients.fingerprint)
-
-    def digest(self, purpose: str, text: str) -> str:
-        """The HMAC-SHA256 (hex) of a text."""
-        return hmac.digest(self._key, f"{purpose}\0{text}".encode(), "sha256").hex()
-
-
-def open_key(path: Path, *, create: bool) -> LedgerKey:
+def open_key(path: Path, *, create: bool) -> bytes:
     """Reads a key; with `create`, a missing one is made, mode 0600, and on the disk on return."""
     if create and not path.exists():
         files.private_directory(path.parent)
@@ -89,7 +72,7 @@ def open_key(path: Path, *, create: bool) -> LedgerKey:
         ) from None
     if len(key) != _KEY_BYTES:
         raise CorruptFile(f"{path} has {len(key)} bytes, expected a key of {_KEY_BYTES}")
-    return LedgerKey(key)
+    return key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +92,6 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
     Attributes:
       population: HMAC (hex) of the fingerprint of the source that it was made for.
       key: a hash that identifies the ledger's secret key; public.
-      unit: what every release protects.
       recorded_budget: the file's own.
       charges: in the order in which they were made.
       queries: the queries to clients, the fields of each line of `_QUERY`.
@@ -117,8 +99,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
     Args:
       path: the file; made, with its folder and its key, if absent.
       clients: the `data.Population` that releases are made of.
-      budget: hard limit, which a new file records permanently. A recorded budget holds in addition
-        to the given one.
+      budget: hard limit, which a new file records, and which holds beside a recorded one.
       unit: what every release protects; recorded in a new file.
 
     Raises:
@@ -128,7 +109,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
     """
 
     _given_budget: Budget | None = None
-    _key: LedgerKey | None = None
+    _secret: bytes | None = None
 
     def __init__(
         self,
@@ -159,17 +140,14 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
             # By whatever link the ledger is named, it has one key.
             file = path.resolve()
             key_path = file.parent / "private" / f"{file.name}.key"
-            self._key = open_key(key_path, create=not self.lines)
+            self._secret = open_key(key_path, create=not self.lines)
+            identified = self.digest("key", "")
             if not self.lines:
-                header = {
-                    "format": FORMAT,
-                    "key": self._key.check,
-                    "unit": unit,
-                    "budget": None if budget is None else dataclasses.asdict(budget),
-                }
-                self.append({**header, "population": self._key.digest_of(clients)})
+                limit = None if budget is None else dataclasses.asdict(budget)
+                header = {"format": FORMAT, "key": identified, "unit": unit, "budget": limit}
+                self.append({**header, "population": self._digest_of(clients)})
                 self._take_lines()
-            if self.key != self._key.check:
+            if self.key != identified:
                 raise CorruptFile(f"{key_path}: is not the key of {path}")
             if self.unit != unit:
                 raise InputError(
@@ -182,9 +160,9 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
 
     @classmethod
     def add_source(cls, path: str | Path, clients: Clients) -> None:
-        """States that these are clients of the ledger, too, such as the same people's new data.
+        """States in a line that these are clients of the ledger, too, such as people's new data.
 
-        From then on releases of either source are charged to it. The statement is a line of it.
+        From then on releases of either source are charged to it.
 
         Raises:
           InputError: there is no such ledger, or `clients` is no population.
@@ -194,16 +172,11 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         ledger._open(files.user_path(path), clients, None, cls.read(path).unit)
         with ledger:
             if not ledger.covers(clients):
-                assert ledger._key is not None
-                ledger.append({"population": ledger._key.digest_of(clients)})
+                ledger.append({"population": ledger._digest_of(clients)})
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Returns a ledger that can be read but not charged, without a lock or a key.
-
-        Raises:
-          CorruptFile: the file is empty, or a line was altered; the message names it.
-        """
+        """As `Chain.read`, without the ledger's key; `CorruptFile` also if the file is empty."""
         ledger = super().read(path)
         if not ledger.lines:
             raise CorruptFile(f"{path}: is empty, expected a ledger")
@@ -224,19 +197,22 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         return facts("Ledger", {**rows, "releases": released})
 
     def covers(self, clients: Clients) -> bool:
-        """Returns whether the releases of these clients' source are charged here.
+        """Returns whether these clients' releases are charged here; raises as `digest`."""
+        return self._digest_of(clients) in self._sources
+
+    def _digest_of(self, clients: Clients) -> str:
+        # Of a plain hash, by which one client fewer is another source.
+        return self.digest("population", clients.fingerprint)
+
+    def digest(self, purpose: str, text: str) -> str:
+        """The HMAC-SHA256 (hex) of a PRIVATE text: only who holds the ledger's key tests a guess.
 
         Raises:
           InputError: the ledger was opened for reading, without its key.
         """
-        if self._key is None:
+        if self._secret is None:
             raise InputError(f"{self.path}: was opened for reading, without the key to its clients")
-        return self._key.digest_of(clients) in self._sources
-
-    def digest(self, purpose: str, text: str) -> str:
-        """A hash of a PRIVATE text with the ledger's key: only its holder can test a guess."""
-        assert self._key is not None, "the ledger is open for charges"
-        return self._key.digest(purpose, text)
+        return hmac.digest(self._secret, f"{purpose}\0{text}".encode(), "sha256").hex()
 
     @property
     def adjacency(self) -> Adjacency:
@@ -271,11 +247,10 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
 
         Args:
           event: what will be released, as `Plan` makes it.
-          label: names the algorithm and release; public.
-          run: names the run; public, so that it must not be a plain hash of private data.
+          label, run: names of the algorithm and release, and of the run. They are public, so that
+            they must not be plain hashes of private data.
           identity: a keyed hash of everything that the release depends on; public.
-          query: its `PreparedQuery.ledger_entry`, for a line of its own before its first charge;
-            public. None = no such line.
+          query: its `PreparedQuery.ledger_entry`, public, for a line before its first charge.
 
         Raises:
           BudgetExhausted: the release would exceed a budget; nothing was written.
@@ -289,8 +264,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         charge = Charge(run, label, checks.non_negative_int("round", round), event, identity)
         releases = events.counts(event)
         self.require_unchanged()
-        before = self._by_identity.get(identity)
-        if before is not None:
+        if (before := self._by_identity.get(identity)) is not None:
             if events.counts(before.event) != releases:
                 raise InputError(
                     f"{self.path}: the identity of round {round} of {label!r} in run {run} was "
@@ -315,9 +289,6 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
     def record(self, identity: str, release: str) -> None:
         """Notes a public hash of a release, once; it is on the disk on return.
 
-        Otherwise a release that was published before a loss of power could be replayed with another
-        result, which nobody would know to charge.
-
         Raises:
           CorruptFile: as `charge`.
           InputError: the ledger is closed or was opened for reading.
@@ -333,10 +304,7 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         return next(iter(self._recorded.get(identity, ())), None)
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        """Returns the epsilon of all charges at `delta`; infinite if a release had no noise.
-
-        Without an accountant, it is by the tightest that supports the releases.
-        """
+        """Returns the epsilon of all charges at `delta`; infinite if a release had no noise."""
         return self._account.spent(delta, accountant)
 
     def fits(self, event: dp_accounting.DpEvent) -> bool:
@@ -421,7 +389,7 @@ def together(
 ) -> Guarantee:
     """Returns the cost of all releases on several ledgers, for whoever's data is in all of them.
 
-    Keys hide whose ledgers they are. For somebody who is in fewer of them it is an upper bound.
+    For somebody who is in fewer of them it is an upper bound.
 
     Raises:
       InputError: they have different units or adjacencies, or two of them are copies of one, whose
@@ -435,7 +403,7 @@ def together(
                 "twice: name the longer one alone"
             )
         if ledger.unit != first.unit or not events.common(ledger.adjacency, first.adjacency):
-            terms = [f"{each.adjacency} {each.unit}".replace("_", " ") for each in (first, ledger)]
+            terms = [f"{one.adjacency} {one.unit}".replace("_", " ") for one in (first, ledger)]
             raise InputError(
                 f"{first.path} is of neighbours by {terms[0]}, {ledger.path} by {terms[1]}: they "
                 "have no common epsilon, state that of each"

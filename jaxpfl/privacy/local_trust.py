@@ -2,9 +2,9 @@
 
 The multiplier z of a `Noise` with trust "local" is that of a sum of n clients: each adds z S /
 sqrt(n). Whoever sees a client's messages sees a Gaussian in each round in which it takes part.
-Other data in its place move it by 2 S, whoever else takes part, and who sends a message is seen, so
-that nothing is amplified. The charge of a round, or of an epoch, in which a client takes part at
-most once, is therefore one Gaussian of multiplier z / (2 sqrt(n)) on everyone, under replace-one.
+Other data in its place move it by 2 S, and who sends a message is seen, so that nothing is
+amplified. The charge of a round, or of an epoch, in which a client takes part at most once, is
+therefore one Gaussian of multiplier z / (2 sqrt(n)) on everyone, under replace-one.
 
 Whoever sees sums alone may count on the noise of all n clients, where n is the same in every round,
 and if the client in question is zeroed: its noise leaves with its message.
@@ -20,7 +20,6 @@ import dp_accounting
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.events import ZeroOut
 from jaxpfl.privacy.guarantee import Guarantee
-from jaxpfl.privacy.participation import FixedSize
 
 LABEL = "LOCAL NOISE, added by each client: "
 
@@ -39,11 +38,6 @@ def client_multiplier(plan: Any) -> float:
     return plan.noise_multiplier / math.sqrt(plan.clients_per_round)
 
 
-def event(plan: Any) -> dp_accounting.DpEvent:
-    """Returns the event of one charge; of everyone, because nothing is amplified."""
-    return FixedSize(1, 1).event(client_multiplier(plan))
-
-
 def of_sums(plan: Any, rounds: int | None = None) -> Guarantee | None:
     """Returns what holds against those who see the sums of `rounds` rounds alone, if anything."""
     everyone = plan.clients_per_round == plan.population
@@ -58,8 +52,7 @@ def of_sums(plan: Any, rounds: int | None = None) -> Guarantee | None:
 def statement(plan: Any, messages: str, rounds: int | None = None) -> str:
     """Returns the statement of a plan, named as local, beside that on its sums alone.
 
-    The latter is of a plan whose releases are the only ones. A run does not state it: whoever sees
-    its sums may see those of other runs on its ledger, whose clients may have sent other messages.
+    The latter is of a plan alone: whoever sees a run's sums may see those of others on its ledger.
     """
     if not plan.local:
         return messages

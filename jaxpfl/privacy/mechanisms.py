@@ -10,10 +10,9 @@ of the 128 bits of one block of threefry, u to x, each uniform in (0, 1], by Box
 Both terms are N(0, 1/2), so that z is N(0, 1). It reaches 9.5 standard deviations, on a far finer
 grid, and takes half as long as two inverted draws.
 
-All leaves of a tree share one vector of draws, in their order. Coordinate i of it is a function of
-the key and of i alone (threefry's counter), whatever the vector's length and however it is split
-among devices. One vector for each leaf would take a program each, and most of the time that a round
-takes to compile.
+All leaves of a tree share one vector of draws, in their order: one for each leaf would take most of
+the time that a round takes to compile. Coordinate i of it is a function of the key and of i alone
+(threefry's counter), whatever the vector's length and however it is split among devices.
 """
 
 import math

@@ -14,15 +14,7 @@
 `multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the sum
 moves by 2 S, so that the event has multiplier z / 2. It is a common error to account for a
 fixed-size round as if the sum moved by S, because dp-accounting's SampledWithoutReplacement takes
-the multiplier relative to the shift. With cyclic participation a client takes part once in each
-epoch of R = floor(N / n) rounds, always R rounds apart, and nothing is amplified. This is the
-setting of DP-FTRL, where the noise may be correlated between rounds (`privacy.correlated_noise`):
-an epoch costs one Gaussian of multiplier z.
-
-With a minimum separation of b rounds, an epoch is b rounds: a client takes part at most once in it,
-and `ceil(T / b)` times in all. Who takes part depends on who took part before, so that without a
-client others would take its place. The guarantee is therefore for a client whose data is replaced
-by nothing (`events.ZeroOut`), and not for one who is absent.
+the multiplier relative to the shift.
 
 A cohort is a function of (seed, round) alone. Amplification by sampling requires that the adversary
 does not know the seed, and so who took part. With cyclic participation nothing is amplified, but
@@ -86,6 +78,11 @@ class _OfClients(Checked):
         """Returns the number, from 1, of the charge that covers round 1, 2, ...: of its epoch."""
         return -(-round // self.rounds_per_epoch) if self.in_epochs else round
 
+    def event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one charge, which covers a round, or an epoch."""
+        gaussian, rate = dp_accounting.GaussianDpEvent(multiplier), self.sampling_rate
+        return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+
     def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of another release on the same cohort as an earlier one.
 
@@ -105,21 +102,9 @@ class _OfClients(Checked):
 
 
 class Poisson(_OfClients):
-    """Each of the N clients takes part with probability n / N, independently.
-
-    Attributes:
-      population: N, public.
-      clients_per_round: n, the expected number; N for everyone.
-    """
+    """Each of the N clients (public) takes part with probability n / N, independently."""
 
     sampling = "poisson"
-
-    def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge, which covers a round."""
-        gaussian = dp_accounting.GaussianDpEvent(multiplier)
-        if self.clients_per_round == self.population:
-            return gaussian
-        return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
@@ -156,7 +141,8 @@ class Cyclic(_OfClients):
     """Each client takes part in one of an epoch's R = floor(N / n) rounds, always the same one.
 
     N = `population` is public. On average N / R clients take part, which is `clients_per_round` = n
-    or more; if n > N / 2, everyone takes part in every round.
+    or more; if n > N / 2, everyone takes part in every round. It is the setting of DP-FTRL, where
+    the noise may be correlated between rounds (`privacy.correlated_noise`). Nothing is amplified.
     """
 
     sampling = "cyclic"
@@ -168,7 +154,6 @@ class Cyclic(_OfClients):
         return self.population / self.rounds_per_epoch
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge, which covers an epoch."""
         return dp_accounting.GaussianDpEvent(multiplier)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
@@ -205,12 +190,11 @@ class _Separated(_OfClients):
 class MinSeparation(_Separated):
     """n clients take part, drawn from those who took part in none of the b - 1 rounds before.
 
-    It is how devices check in that wait after each participation (Xu et al. 2023, "Federated
-    Learning of Gboard Language Models with Differential Privacy"). Nothing is amplified.
-
-    Attributes:
-      separation: b, at most N / n, so that there are always n clients to draw from: a client takes
-        part at most once in any b rounds that follow each other.
+    `separation` is b, at most N / n: a client takes part at most once in any b rounds that follow
+    each other, as devices do that wait (Xu et al. 2023, "Federated Learning of Gboard Language
+    Models with Differential Privacy"). Nothing is amplified. Without a client others would take its
+    place, so that the guarantee is for a client whose data is replaced by nothing
+    (`events.ZeroOut`), and not for one who is absent.
     """
 
     sampling = "min_separation"
@@ -230,14 +214,12 @@ class MinSeparation(_Separated):
 class CyclicPoisson(_Separated):
     """Each client has one of b places, and takes part in its round of an epoch with b n / N.
 
-    Places are drawn independently and uniformly, so that they tell nothing of other clients, and
-    stay in all epochs. An epoch costs one Gaussian on a Poisson cohort of rate b n / N, also where
-    the noise of up to b rounds is correlated: what a client adds to C X in one epoch and in another
-    has no row in common (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization",
-    Theorem 4, there for equal parts of fixed clients).
-
-    Attributes:
-      separation: b, at most N / n; the rounds of an epoch.
+    b is `separation`, at most N / n: the rounds of an epoch. Places are drawn independently and
+    uniformly, so that they tell nothing of other clients, and stay in all epochs. An epoch costs
+    one Gaussian on a Poisson cohort of rate b n / N, also where the noise of up to b rounds is
+    correlated: what a client adds to C X in one epoch and in another has no row in common
+    (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization", Theorem 4, there for
+    equal parts of fixed clients).
     """
 
     sampling = "cyclic_poisson"
@@ -246,10 +228,6 @@ class CyclicPoisson(_Separated):
     def sampling_rate(self) -> float:
         """b n / N, within a client's own round of an epoch."""
         return self.separation * self.clients_per_round / self.population
-
-    def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        gaussian, rate = dp_accounting.GaussianDpEvent(multiplier), self.sampling_rate
-        return gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         generator = _generator(seed, "place in the epoch")
@@ -263,12 +241,9 @@ class CyclicPoisson(_Separated):
 class TruncatedPoisson(_OfClients):
     """As `Poisson`; of more than B clients, B take part, drawn uniformly from them.
 
-    So the size of a cohort is bounded. A client may displace another one, which moves the sum by
-    2 S; how often that happens is part of the cost. With B six deviations of the cohort's size
-    above n it costs hardly more than `Poisson`; with two, far more.
-
-    Attributes:
-      at_most: B, at least n.
+    B is `at_most`, n or more. A client may displace another one, which moves the sum by 2 S; how
+    often that happens is part of the cost. With B six deviations of the cohort's size above n it
+    costs hardly more than `Poisson`; with two, far more.
     """
 
     sampling = "truncated_poisson"

@@ -1,8 +1,7 @@
 """The plan: one object that fixes what a run costs.
 
-A plan couples clipping, noise, participation, rounds, unit and delta. Only a plan makes cohorts,
-noise scales and the events that the ledger is charged with, so that a sampler cannot be combined
-with the wrong accountant. The participation decides the adjacency: see `privacy.participation`.
+Only a plan makes cohorts, noise scales and the events that the ledger is charged with, so that a
+sampler cannot be combined with the wrong accountant. The participation decides the adjacency.
 
 The unit is what is added, removed or replaced: a client with all its examples, or one example. Then
 examples are sampled, whoever holds them, and the client function bounds each by itself
@@ -12,6 +11,7 @@ Where clients add the noise themselves, see `privacy.local_trust`.
 """
 
 import dataclasses
+import math
 from typing import Any, Self
 
 import dp_accounting
@@ -27,7 +27,7 @@ from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise, NoiseKind
 from jaxpfl.privacy.guarantee import Guarantee, Unit, sensitivity
 from jaxpfl.privacy.participation import KINDS, Participation, Sampling
-from jaxpfl.privacy.simulated import LargerPopulation, both_statements, smaller
+from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,8 @@ class Plan(Checked):
 
     def check_fields(self) -> None:
         checks.instance("clip", self.clip, Clip, "a Clip")
-        kinds, names = Participation, (kind.__name__ for kind in KINDS.values())
-        hint = f"one of {', '.join(names)}"
-        checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
+        hint = f"one of {', '.join(kind.__name__ for kind in KINDS.values())}"
+        checks.instance("participation", self.participation, tuple(KINDS.values()), hint)
         if self.unit == "example" and self.sampling != "poisson":
             raise InputError(
                 "unit = 'example' needs sampling = 'poisson', where each example takes part by "
@@ -132,8 +131,6 @@ class Plan(Checked):
     ) -> Self:
         """Returns the plan with the smallest noise whose epsilon is at most `epsilon`.
 
-        Two accountants must agree on that noise: see `guarantee.stated`.
-
         Args:
           epsilon: of this plan, or of its composition with `prior_releases`.
           noise: its kind, or a `Noise` whose multiplier does not count.
@@ -147,22 +144,18 @@ class Plan(Checked):
         """
         target = checks.positive("epsilon", epsilon)
         checks.instance("clip", clip, Clip, "a Clip")
-        like = dataclasses.replace(
-            noise if isinstance(noise, Noise) else Noise(1.0, noise), multiplier=1.0
-        )
+        like = noise if isinstance(noise, Noise) else Noise(1.0, noise)
         trial = cls(
             rounds=rounds,
             # An adaptive clip would check the noise multiplier, which is not known yet.
             clip=dataclasses.replace(clip, adaptive=None),
-            noise=like,
+            noise=dataclasses.replace(like, multiplier=1.0),
             participation=participation,
             delta=delta,
             unit=unit,
             accountant=accountant,
             allow_large_delta=allow_large_delta,
         )
-        assert trial.noise is not None
-        like = trial.noise  # with its strategy
         prior = prior_releases or dp_accounting.NoOpDpEvent()
         if releases := events.counts(prior):
             for leaf in releases:
@@ -178,15 +171,17 @@ class Plan(Checked):
                     f"prior releases alone cost {before:.4g}: give a larger epsilon"
                 )
 
+        def with_noise(z: float) -> Self:
+            assert trial.noise is not None
+            return dataclasses.replace(trial, noise=dataclasses.replace(trial.noise, multiplier=z))
+
         def composed_guarantee(z: float) -> Guarantee:
-            scaled = dataclasses.replace(like, multiplier=z)
-            alone = dataclasses.replace(trial, noise=scaled).guarantee()
-            return dataclasses.replace(
-                alone, event=dp_accounting.ComposedDpEvent([prior, alone.event])
-            )
+            alone = with_noise(z).guarantee()
+            together = dp_accounting.ComposedDpEvent([prior, alone.event])
+            return dataclasses.replace(alone, event=together)
 
         z = accounting.smallest_multiplier(composed_guarantee, target)
-        return dataclasses.replace(trial, noise=dataclasses.replace(like, multiplier=z), clip=clip)
+        return dataclasses.replace(with_noise(z), clip=clip)
 
     @classmethod
     def without_privacy(
@@ -198,10 +193,7 @@ class Plan(Checked):
         unit: Unit = "client",
         unchecked: bool = False,
     ) -> Self:
-        """Returns a plan with no noise and no guarantee, which its statement says.
-
-        Without a clip, its norm is 1e6, which is too large to change most contributions.
-        """
+        """Returns a plan with no noise and no guarantee; without a clip, its norm is 1e6."""
         return cls(rounds, clip or Clip(1e6), None, participation, 0.0, unit, unchecked=unchecked)
 
     def scaled_to(self, larger: LargerPopulation) -> Self:
@@ -221,16 +213,28 @@ class Plan(Checked):
     def simulated_by(self, participation: Participation, delta: float) -> Self:
         """Returns the plan by which fewer clients train with this plan's noise of the mean.
 
-        It is a SIMULATION, which all its statements say: see `privacy.simulated`.
-
-        Args:
-          participation: of the clients that there are.
-          delta: of these clients' own guarantee, below 1 / their number.
+        It is a SIMULATION, which all its statements say: see `privacy.simulated`. `participation`
+        and `delta`, of their own guarantee, are of the clients that there are.
 
         Raises:
           InputError: `participation` is not of fewer clients, or cannot simulate this plan's.
         """
-        return smaller(self, participation, delta)
+        if self.noise is None or participation.sampling != self.sampling:
+            own = f"{self.sampling!r}{'' if self.private else ' without noise'}"
+            wanted = f"a plan with noise and sampling = {participation.sampling!r}"
+            raise InputError(f"a simulation needs {wanted}, found {own}")
+        size, here = self.clients_per_round, participation.clients_per_round
+        z = self.noise.multiplier * here / size
+        # Rounding must not make the epsilon that is stated for the larger population too small.
+        while z * size / here < self.noise.multiplier:
+            z = math.nextafter(z, math.inf)
+        return dataclasses.replace(
+            self,
+            participation=participation,
+            noise=dataclasses.replace(self.noise, multiplier=z),
+            delta=delta,
+            simulates=LargerPopulation(self.population, size, self.delta),
+        )
 
     @property
     def simulation(self) -> str:
@@ -258,7 +262,7 @@ class Plan(Checked):
 
     @property
     def denominator(self) -> float:
-        """The expected cohort size, n or N / R: divide a sum by this constant to get a mean."""
+        """The expected cohort size: divide a sum by this constant to get a mean."""
         return self.participation.denominator
 
     @property
@@ -326,7 +330,8 @@ class Plan(Checked):
         if self.noise is None:
             return dp_accounting.NonPrivateDpEvent()
         if self.local:
-            return local_trust.event(self)
+            # Of everyone, because nothing is amplified.
+            return participation.FixedSize(1, 1).event(local_trust.client_multiplier(self))
         return self.participation.event(self.noise.multiplier)
 
     def released_again_event(self) -> dp_accounting.DpEvent:

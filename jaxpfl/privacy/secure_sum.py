@@ -2,8 +2,7 @@
 
 In a deployment with secure aggregation (Bonawitz et al. 2017) the server only learns the SUM of the
 clients' messages modulo a power of two, and each client adds a share of integer noise to its own.
-This module is the exact arithmetic of such a round: clip, quantise, add the share, sum modulo
-2^bits, lift, and scale back. It holds no cryptography: whoever runs it sees every message.
+This module holds no cryptography: whoever runs it sees every message.
 
 The sum of the shares is what protects a client. It is accounted for by zero-concentrated
 differential privacy, that is by Renyi divergences
@@ -13,10 +12,8 @@ differential privacy, that is by Renyi divergences
 
 of n discrete Gaussian shares of standard deviation s steps over P coordinates, D2 in deviations of
 the noise, for whole orders a. Neighbours differ in one client's update, which is replaced by zero;
-its noise share stays, as does that of each other client that has not dropped out. If more clients
-drop out than was planned for, nothing is released.
-A client whose noise share the adversary knows, because it planted that client, protects nobody else
-and counts among the dropouts, too.
+its noise share stays, as does that of each other client that has not dropped out. A client whose
+noise share the adversary knows, because it planted that client, counts among the dropouts.
 
 A sum that leaves the range of 2^bits numbers wraps around, which costs no privacy, but is wrong;
 `overflow_probability` bounds how often.
@@ -100,9 +97,8 @@ class SecureSum(Checked):
     def message(self, update_P: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns what one client sends, uint64 [P], below 2^bits.
 
-        Args:
-          update_P: real numbers [P], at least one. One with a NaN or an infinity counts as zero.
-          generator: the client's own randomness, for this message alone.
+        An update with a NaN or an infinity counts as zero. The generator is the client's own
+        randomness, for this message alone.
 
         Raises:
           InputError: the update is not a vector.
@@ -118,9 +114,7 @@ class SecureSum(Checked):
     def add(self, messages: Iterable[np.ndarray]) -> np.ndarray:
         """Returns the sum of messages modulo 2^bits, uint64 [P]: all that a server learns.
 
-        Args:
-          messages: one of each client that did not drop out; that no client sends two is for the
-            protocol to see to.
+        There is one of each client that did not drop out, for which the protocol is to see.
 
         Raises:
           InputError: messages have different lengths; or there are more of them than clients, or
@@ -205,11 +199,8 @@ def discrete_gaussian(generator: np.random.Generator, deviation: int, count: int
 
     Rejection from a discrete Laplace distribution, with coins whose probabilities are exponentials
     of fractions, all in whole numbers (Canonne, Kamath, Steinke 2020, "The discrete Gaussian for
-    differential privacy", Algorithms 1 to 3).
-
-    Args:
-      generator: of the client, whose bounded whole numbers are unbiased (by rejection).
-      deviation: a whole number in 1 .. 65,536.
+    differential privacy", Algorithms 1 to 3). The generator's bounded whole numbers are unbiased
+    (by rejection); the deviation is in 1 .. 65,536.
     """
     parts, missing = [], count
     while missing > 0:

@@ -18,7 +18,6 @@ not be cut at a largest number, and nothing may be told of the tries that were n
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Literal, get_args
 
 import numpy as np
@@ -38,29 +37,20 @@ def number(law: Law, mean: float, uniform: int) -> int:
     The law is met up to a total variation of 1e-12, by which the delta of the choice grows.
     """
     checks.one_of("law", law, get_args(Law))
+    mean, shape = checks.at_least_one("mean", mean), SHAPES[law]
+    # Papernot and Steinke 2022, Definition 1: the first value's probability, and each next one's.
+    stop = 0.0 if law == "poisson" else parameter(shape, mean)
+    count, log_probability = (0, -mean) if law == "poisson" else (1, math.log(stop))
+    if law == "logarithmic" and stop < 1:
+        log_probability = math.log((1 - stop) / -math.log(stop))
     share, total = (uniform >> 75) * 2.0**-53, 0.0
-    for count, probability in _probabilities(SHAPES[law], checks.at_least_one("mean", mean)):
-        total += probability
-        if total > share or (probability < 1e-18 and count > mean):
-            return count
-    raise AssertionError("the probabilities go on for ever")
-
-
-def _probabilities(shape: float, mean: float) -> Iterator[tuple[int, float]]:
-    """Each value of K with its probability (Papernot and Steinke 2022, Definition 1)."""
-    if math.isinf(shape):
-        count, log_probability = 0, -mean
-        while True:
-            yield count, math.exp(log_probability)
-            count += 1
-            log_probability += math.log(mean / count)
-    stop = parameter(shape, mean)
-    probability = stop if shape else (1 - stop) / -math.log(stop) if stop < 1 else 1.0
-    count = 1
-    while True:
-        yield count, probability
-        probability *= (1 - stop) * (count + shape) / (count + 1)
+    while (total := total + math.exp(log_probability)) <= share:
+        if log_probability < -41.4 and count > mean:  # a probability below 1e-18
+            break
+        grown = mean if law == "poisson" else (1 - stop) * (count + shape)
+        log_probability += math.log(grown / (count + 1))
         count += 1
+    return count
 
 
 @functools.lru_cache(maxsize=64)
@@ -80,9 +70,7 @@ def parameter(shape: float, mean: float) -> float:
 def divergences(orders: np.ndarray, one: np.ndarray, mean: float, shape: float) -> np.ndarray:
     """Returns the Renyi divergences of the best of K tries at `orders`, all above 1.
 
-    Args:
-      one: those of a single try, whatever setting it draws.
-      mean, shape: of the law of K, as in dp-accounting's event.
+    `one` has those of a single try, whatever setting it draws; K has the law of mean and shape.
     """
     whole = one + math.log(mean) / (orders - 1)
     if math.isinf(shape):

@@ -6,16 +6,14 @@ how good a model of the million would be, n clients a round train with the noise
     the larger population    sum of C clients + N(0, (z S)^2)            mean: noise z S / C
     the simulation           sum of n clients + N(0, (z S n / C)^2)      mean: noise z S / C
 
-Both means have equal noise, and so about equal utility: the mean of n clients varies more, and that
-of C would be of other clients. The simulation's noise multiplier is z n / C, by which it is charged
-to the ledger of its clients. The epsilon of z, C and the larger population is not theirs.
+Both means have equal noise, and so about equal utility. The simulation's noise multiplier is z n /
+C, by which it is charged to the ledger of its clients. The epsilon of z, C and the larger
+population is not theirs.
 
 Reference: Augenstein et al. 2020, "Privacy at scale".
 """
 
 import dataclasses
-import math
-from typing import Any
 
 from jaxpfl.checked import Checked, OpenFraction, PositiveInt
 from jaxpfl.errors import InputError
@@ -58,12 +56,7 @@ class LargerPopulation(Checked):
         )
 
     def check(self, participation: Participation, adaptive: AdaptiveClip | None) -> None:
-        """Refuses a plan that fewer clients cannot simulate.
-
-        Raises:
-          InputError: this population or its cohorts are not larger, or the participation or the
-            clip does not scale.
-        """
+        """Refuses a plan of more clients than these, and one whose noise or clip does not scale."""
         for name in ("population", "clients_per_round"):
             here, there = getattr(participation, name), getattr(self, name)
             if there < here:
@@ -82,23 +75,3 @@ class LargerPopulation(Checked):
                 "a simulated larger population needs AdaptiveClip.indicator_noise = None, which "
                 f"grows with the clients per round, found {adaptive.indicator_noise:g}"
             )
-
-
-def smaller(plan: Any, participation: Participation, delta: float) -> Any:
-    """As `Plan.simulated_by`."""
-    if plan.noise is None or participation.sampling != plan.sampling:
-        own = f"{plan.sampling!r}{'' if plan.private else ' without noise'}"
-        wanted = f"a plan with noise and sampling = {participation.sampling!r}"
-        raise InputError(f"a simulation needs {wanted}, found {own}")
-    size, here = plan.clients_per_round, participation.clients_per_round
-    z = plan.noise.multiplier * here / size
-    # Rounding must not make the epsilon that is stated for the larger population too small.
-    while z * size / here < plan.noise.multiplier:
-        z = math.nextafter(z, math.inf)
-    return dataclasses.replace(
-        plan,
-        participation=participation,
-        noise=dataclasses.replace(plan.noise, multiplier=z),
-        delta=delta,
-        simulates=LargerPopulation(plan.population, size, plan.delta),
-    )

@@ -12,10 +12,10 @@ run ends: one Gaussian of multiplier z / sqrt(j).
 | "tree"   | a row of ones for each node of a binary tree  | nothing                           |
 
 A BLT (buffered linear Toeplitz matrix; Dvijotham et al. 2024, "Efficient and near-optimal noise
-generation for streaming differential privacy") is what Gboard's DP-FTRL runs (McMahan, Xu, Zhang
-2024, "A hassle-free algorithm for private learning in practice"). Its coefficients are positive and
-do not increase, so that those clients move C X furthest who take part every b rounds, from the
-first (Kalinin, Lampert 2024, "Banded square root matrix factorization", Theorem 2).
+generation for streaming differential privacy"; McMahan, Xu, Zhang 2024, "A hassle-free algorithm
+for private learning in practice") has positive coefficients that do not increase, so that those
+clients move C X furthest who take part every b rounds, from the first (Kalinin, Lampert 2024,
+"Banded square root matrix factorization", Theorem 2).
 
 The tree is DP-FTRL's first form (Kairouz et al. 2021), for comparison. Its nodes are those that a
 prefix of rounds consists of: of 2^l rounds each, the first, third, fifth, ... of level l.
@@ -71,8 +71,7 @@ class BufferedToeplitz(Checked):
     def best(cls, rounds: int, separation: int, buffers: int = 3) -> "BufferedToeplitz":
         """Returns the one of least mean squared error of the prefix sums, as far as it is found.
 
-        By the simplex method of Nelder and Mead, in a second for thousands of rounds; cut to 9
-        decimals. Rounding costs no privacy, because the unit is computed from what is returned.
+        It is cut to 9 decimals, which costs no privacy: the unit is that of what is returned.
         """
         from scipy import optimize
 
@@ -97,16 +96,13 @@ class BufferedToeplitz(Checked):
         return cls(*(tuple(part.tolist()) for part in parts))
 
     def errors(self, rounds: int) -> np.ndarray:
-        """The variance of the noise in the sum of the first t releases, float64 [t].
-
-        Of unit noise: where a release has independent noise, it is t.
-        """
+        """The variance of the unit noise in the sum of the first t releases, float64 [t]."""
         return np.cumsum(self._filtered(np.ones(rounds), inverse=True) ** 2)
 
     def shifts(self, rounds: int, separation: int) -> np.ndarray:
         """s_1, s_2, ...: how far a client moves C X in the first epochs, in S; float64 [epochs]."""
         moved = self._filtered((np.arange(rounds) % separation == 0).astype(float))
-        ends = np.minimum(np.arange(1, _epochs(rounds, separation) + 1) * separation, rounds)
+        ends = np.minimum(np.arange(separation, rounds + separation, separation), rounds)
         return np.sqrt(np.cumsum(moved**2)[ends - 1])
 
     def _filtered(self, values_T: np.ndarray, inverse: bool = False) -> np.ndarray:
@@ -129,7 +125,7 @@ def tree_shifts(rounds: int, separation: int) -> np.ndarray:
     min(c, j)^2 for each node.
     """
     squared = []
-    for epochs in range(1, _epochs(rounds, separation) + 1):
+    for epochs in range(1, -(-rounds // separation) + 1):
         done, total = min(epochs * separation, rounds), 0
         for level in range(done.bit_length()):
             most = min(-(-(2**level) // separation), epochs)
@@ -166,7 +162,3 @@ def unit(blt: BufferedToeplitz | None, rounds: int, separation: int) -> float:
             f"{unit_of(again_E):.6g} S in each of its rounds, and {charged:.6g} S are charged"
         )
     return charged
-
-
-def _epochs(rounds: int, separation: int) -> int:
-    return -(-rounds // separation)

@@ -257,9 +257,11 @@ def _check_ledger(ledger: Any, place: int, stamp: str, costs: list[_Run]) -> lis
     need(stamp or math.isfinite(cost(0.5)), "lacks the stamp NOT PRIVATE")
     for point in (ledger, *curve):
         need(0 < point["delta"] < 1, f"has the delta {point['delta']:g}")
-        least, given = cost(point["delta"]), point["epsilon"]
-        fits = math.isinf(least) if given is None else given >= least * (1 - TOLERANCE) - 1e-9
-        need(fits, f"costs epsilon = {least:.6g} at delta = {point['delta']:g}, and states {given}")
+        least, stated = cost(point["delta"]), point["epsilon"]
+        fits = math.isinf(least) if stated is None else stated >= least * (1 - TOLERANCE) - 1e-9
+        need(
+            fits, f"costs epsilon = {least:.6g} at delta = {point['delta']:g}, and states {stated}"
+        )
     for point in ledger["trade_off"]:
         missed, most = point["false_negatives"], least_missed(point["false_positives"], curve)
         need(missed <= most + 1e-9, f"its trade-off says {missed:.4g}, its curve {most:.4g}")
@@ -478,9 +480,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ledger", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--weights", type=Path, metavar="FOLDER")
     parser.add_argument("--together", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        for line in verified(given.certificates, given.ledger, given.weights, given.together):
+        for line in verified(
+            options.certificates, options.ledger, options.weights, options.together
+        ):
             sys.stdout.write(f"{line}\n")
     except Unfit as error:
         sys.exit(f"DOES NOT FIT: {error}")

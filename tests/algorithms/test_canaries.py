@@ -12,7 +12,7 @@ from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.federated.audits.canaries import Game, Questions
-from jaxpfl.federated.clients.two_parts import TwoParts
+from jaxpfl.federated.clients.local_training import TwoParts
 from jaxpfl.privacy.auditing import lower_bound
 from tests.plans import flat_plan
 from tools.audit import WORSE

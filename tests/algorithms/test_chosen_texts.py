@@ -15,9 +15,8 @@ from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
 from jaxpfl.algorithms.gaussian_moments import Moments
 from jaxpfl.errors import InputError
-from jaxpfl.federated.audits.chosen_weights import weight_trials
 from jaxpfl.privacy import Guarantee
-from jaxpfl.privacy.auditing import lower_bound
+from jaxpfl.privacy.auditing import lower_bound, weight_trials
 
 D, N = 4, 400
 PLAN = FredPlan.calibrated(epsilon=4.0, delta=1e-5, population=1000)

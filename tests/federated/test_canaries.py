@@ -10,7 +10,8 @@ from scipy import stats
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated import RunSecret
-from jaxpfl.federated.audits.canaries import Game, alternating, noise_root, scores_of
+from jaxpfl.federated.audits import canaries
+from jaxpfl.federated.audits.canaries import Game, alternating, scores_of
 from jaxpfl.privacy import AdaptiveClip, Plan
 from jaxpfl.privacy.auditing import lower_bound
 from jaxpfl.privacy.correlated_noise import NoiseStream
@@ -110,14 +111,14 @@ def test_the_likelihood_is_that_of_all_ways_to_take_part(sampling):
 
 def test_the_likelihood_knows_correlated_noise():
     rounds, cycle = 5, 3
-    root = noise_root(cycle, rounds)
+    asked = plan(sampling="cyclic", noise="banded", rounds=rounds, **FEW)
+    signs = np.array([alternating(t) for t in range(1, rounds + 1)])
+    root = np.linalg.inv(canaries._contributions(asked, rounds)[1] * signs)
     stream = NoiseStream(cycle, RunSecret.reproducible(0).key("noise", ""), 40_000)
     drawn = np.stack([np.asarray(stream.noise(t)) for t in range(1, rounds + 1)])
     covariance = root @ root.T
     assert np.cov(drawn) == pytest.approx(covariance, abs=0.05 * covariance.max())
-    asked = plan(sampling="cyclic", noise="banded", rounds=rounds, **FEW)
     seen = np.random.default_rng(1).normal(size=(rounds, 2))
-    signs = np.array([alternating(t) for t in range(1, rounds + 1)])
     normal = stats.multivariate_normal(np.zeros(rounds), covariance)
     for canary in range(2):
         raw = signs * seen[:, canary]

@@ -136,7 +136,7 @@ def test_a_state_moves_by_what_was_added_up(execution, tmp_path):
     values, releaser, _ = asked(query(Summing(), CLIP, execution=execution), tmp_path)
     rows, _ = kept(releaser)
     assert np.linalg.norm(rows, axis=1).max() > 1.9 * CLIP
-    np.testing.assert_allclose(rows.sum(axis=0), np.sum(values, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(rows.sum(axis=0), np.sum(values, axis=0), rtol=1e-5, atol=1e-6)
 
 
 def test_a_contribution_that_is_not_finite_leaves_the_state_as_it_was(tmp_path):

@@ -242,7 +242,7 @@ def test_a_resumed_stream_gives_the_same_bits(exact):
 def test_one_program_serves_all_rounds():
     noises = stream(per_epoch=6)
     noises.noise(1)
-    compiled = correlated_noise._advance_bands
+    compiled = correlated_noise._advance
     before = compiled._cache_size()
     for round in (2, 3, 7, 20, 4):
         noises.noise(round)

@@ -19,7 +19,6 @@ how much all rounds look like "in":
                  nothing, it uses the cohorts.
     sum          of all rounds but the last of an odd number. Noise that rounds share cancels in it.
 
-With cyclic participation, trials are those canaries alone whose place in an epoch shows most.
 `Gradients` asks as training does, with a model whose gradient is the client's data. The questions
 in `algorithms.canaries` call algorithms' own client functions. It is a SIMULATION: nothing is
 charged but ledgers of the game's own, and its secrets follow from a seed.
@@ -49,7 +48,7 @@ from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.releaser import Released, Releaser
 from jaxpfl.privacy.auditing import Trials
-from jaxpfl.privacy.correlated_noise import band_weights
+from jaxpfl.privacy.correlated_noise import square_root
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.keys import RunSecret
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
@@ -62,15 +61,11 @@ LENGTH = 10.0
 
 
 class Shown(NamedTuple):
-    """An answer, as an attacker sees it.
+    """An answer, as an attacker sees it."""
 
-    Attributes:
-      seen_M: each canary's contribution in clip norms, and noise; None = of no canary alone.
-      clip_norm: the next round's clip norm, if it changes.
-    """
-
+    # Each canary's contribution in clip norms, and noise; None = of no canary alone.
     seen_M: np.ndarray | None
-    clip_norm: jax.Array | None = None
+    clip_norm: jax.Array | None = None  # of the next round, if it changes
 
 
 class Questions(Protocol):
@@ -140,12 +135,7 @@ class Game:
         object.__setattr__(self, "rounds", rounds)
 
     def play(self, runs: int, *, seed: int = 0, asking_of: MakeAsking | None = None) -> Played:
-        """Plays whole runs, each with new coins, cohorts and noise.
-
-        Args:
-          seed: of all coins and secrets.
-          asking_of: makes the releaser from a run's clients, ledger and secret; None = `Releaser`.
-        """
+        """Plays whole runs, each with new coins, cohorts and noise, which follow from the seed."""
         asking_of = asking_of or (lambda *parts: Releaser(*parts, run="audit"))
         questions = (self.questions or Gradients)(self.plans, self.canaries)
         scores, present, stated = [], [], None
@@ -155,11 +145,15 @@ class Game:
             secret = _Watched.reproducible(seed, f"audit, run {run}")
             observed, stated = self._run(questions, present_M, secret, asking_of)
             places = self._places(secret)
-            # The canaries that may be told best, whatever their coins.
+            # The canaries whose places in an epoch these rounds show best, whatever their coins.
+            # Some take part less often than others in rounds that are no whole epochs, and noise
+            # that rounds share hides some places more.
             best_M = np.ones(self.canaries, bool)
             for plan, place_M in zip(self.plans, places, strict=True):
                 if place_M is not None:
-                    best_M &= shown_best(plan, self.rounds or plan.rounds)[place_M]
+                    contributions_RxT, _ = _contributions(plan, self.rounds or plan.rounds)
+                    square_R = np.sum(contributions_RxT**2, axis=1)
+                    best_M &= (square_R >= 0.999 * square_R.max())[place_M]
             # Several plans may have no place in common.
             best_M |= not best_M.any()
             scores.append(scores_of(self.plans, observed, places)[:, best_M])
@@ -300,8 +294,8 @@ def scores_of(
     Args:
       observed: for each plan [rounds, canaries]: sign times coordinate, in clip norms; None = the
         plan's releases show no canary alone.
-      places: for each plan with cyclic participation int64 [canaries], from 0: the place in all
-        epochs, if it is known; None = unknown, and for other plans.
+      places: for each plan int64 [canaries], from 0: the places in all epochs of cyclic
+        participation; None where they are not known.
     """
     likelihood_M, sum_M = 0.0, 0.0
     for plan, seen_TxM, place_M in zip(plans, observed, places, strict=True):
@@ -321,8 +315,8 @@ def _likelihood(
     """The logarithm of the likelihood of "in" divided by that of "out", float64 [canaries]."""
     if plan.sampling == "cyclic":
         # A client has one place in all epochs, and noise may be correlated.
-        place_RxT, root_TxT = _contributions(plan, len(seen_TxM))
-        seen_TxM = linalg.solve_triangular(root_TxT, seen_TxM, lower=True)
+        place_RxT, whitening_TxT = _contributions(plan, len(seen_TxM))
+        seen_TxM = whitening_TxT @ seen_TxM
         exponent_RxM = (place_RxT @ seen_TxM - 0.5 * np.sum(place_RxT**2, axis=1)[:, None]) / z**2
         if place_M is not None:
             return exponent_RxM[place_M, np.arange(len(place_M))]
@@ -340,38 +334,19 @@ def _likelihood(
     return (present_TxM - absent).sum(axis=0)
 
 
-def shown_best(plan: Plan, rounds: int) -> np.ndarray:
-    """The places in an epoch that so many rounds show best, bool [rounds per epoch].
-
-    With cyclic participation a client has one place in all epochs. Some take part less often than
-    others in rounds that are no whole epochs, and noise that rounds share hides some places more.
-    """
-    square_R = np.sum(_contributions(plan, rounds)[0] ** 2, axis=1)
-    return square_R >= 0.999 * square_R.max()
-
-
 def _contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """The contributions of a client of each place [places, rounds], where noise is independent.
 
-    Returns also the matrix [rounds, rounds] by which the observations are divided for that.
+    Returns also the matrix [rounds, rounds] by which the observations are multiplied for that.
     """
     cycle = plan.participation.rounds_per_epoch
     place_RxT = (np.arange(rounds)[None, :] % cycle == np.arange(cycle)[:, None]).astype(float)
-    sign_T = np.array([alternating(round) for round in range(1, rounds + 1)])
     if not plan.correlated:
         return place_RxT, np.eye(rounds)
-    # Divided by a root of the noise's covariance, the rounds have independent noise. The
-    # observations are multiplied by signs and the noise is not, so that the root needs them, too.
-    root_TxT = noise_root(plan.bands, rounds)
-    place_RxT = linalg.solve_triangular(root_TxT, (place_RxT * sign_T).T, lower=True).T
-    return place_RxT, sign_T[:, None] * root_TxT
-
-
-def noise_root(bands: int, rounds: int) -> np.ndarray:
-    """A lower triangular root of the covariance of rounds' correlated noise, at unit scale."""
-    weights, rows_TxD = band_weights(bands), np.zeros((rounds, rounds))
-    for row in range(rounds):
-        rows_TxD[row, row] = weights[0]
-        for back in range(1, min(row, bands - 1) + 1):
-            rows_TxD[row] -= weights[back] * rows_TxD[row - back]
-    return rows_TxD
+    # C makes the noise C^-1 Z of the rounds independent. The observations are multiplied by signs
+    # and the noise is not, so that it needs them, too.
+    column_R = square_root(plan.bands)
+    column_T = np.pad(column_R / np.linalg.norm(column_R), (0, rounds))[:rounds]
+    sign_T = np.array([alternating(round) for round in range(1, rounds + 1)])
+    whitening_TxT = linalg.toeplitz(column_T, np.zeros(rounds)) * sign_T
+    return place_RxT @ whitening_TxT.T, whitening_TxT

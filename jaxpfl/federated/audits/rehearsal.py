@@ -20,21 +20,14 @@ from jaxpfl.federated.release.releaser import Released
 
 @dataclass(frozen=True)
 class QuerySize:
-    """The traffic and the memory of a query; sizes in bytes.
-
-    Attributes:
-      down, up: a client receives and sends so much in a round.
-      bucket: the largest bucket of clients' examples.
-      side_by_side: the clients whose computations are in memory at a time, on all devices.
-      sums: the running sums, on all devices.
-    """
+    """The traffic and the memory of a query; sizes in bytes."""
 
     label: str
-    down: int
-    up: int
-    bucket: int
-    side_by_side: int
-    sums: int
+    down: int  # what a client receives in a round
+    up: int  # what it sends
+    bucket: int  # the largest bucket of clients' examples
+    side_by_side: int  # the clients whose computations are in memory at a time, on all devices
+    sums: int  # the running sums, on all devices
 
 
 @dataclass(frozen=True)
@@ -57,15 +50,10 @@ def size_of(tree: PyTree) -> int:
 def ask(
     query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
 ) -> tuple[QuerySize, PyTree]:
-    """Traces the client function of a query, and its sum over a bucket.
+    """Traces a query's client function and its sum over a bucket; returns sizes and a contribution.
 
     The flow of information is checked in the client function alone: the door may be of any size.
-
-    Args:
-      columns: made up, see `column`; `query.prepare` is not applied.
-
-    Returns:
-      The sizes, and the shapes of a contribution.
+    The columns are made up (`column`); `query.prepare` is not applied.
 
     Raises:
       InformationLeak: as `information_flow.check_client`.
@@ -105,10 +93,8 @@ def rehearse(
 ) -> Rehearsed:
     """Traces the first round of an algorithm whose step can be traced: init, queries and server.
 
-    Args:
-      algorithm_of: makes the algorithm (`algorithms.base.Algorithm`) from arrays of `shapes`, such
-        as parameters to start from.
-      columns: of the clients, made up, see `column`.
+    `algorithm_of` makes it from arrays of `shapes`, such as parameters to start from. The clients'
+    columns are made up (`column`).
     """
     queries: list[QuerySize] = []
 

@@ -17,9 +17,6 @@ with few examples then take little memory and time. A whole function always gets
 
 `contribution` computes either form for ONE client. The engine vmaps, scans and shards it. The
 function is traced for one client before that, so that it never sees arrays of several.
-
-A client function with a method `client_state` keeps a state of each client between rounds
-(`Stateful`). A client gets its own alone, and it never leaves the client.
 """
 
 from collections.abc import Callable, Hashable
@@ -40,17 +37,11 @@ Batch = dict[str, jax.Array]
 
 
 class Examples(NamedTuple):
-    """All of one client's examples, as a whole client function gets them.
+    """All of one client's examples, as a whole client function gets them."""
 
-    Attributes:
-      batches: {column: array [max_steps, batch, ...]}, zeros where there is no example.
-      mask: bool [max_steps, batch], True where the row is a real example.
-      steps: int32 scalar, the client's own number of steps, up to its last example.
-    """
-
-    batches: Batch
-    mask: jax.Array
-    steps: jax.Array
+    batches: Batch  # {column: array [max_steps, batch, ...]}, zeros where there is no example
+    mask: jax.Array  # bool [max_steps, batch], True where the row is a real example
+    steps: jax.Array  # int32 scalar, the client's own number of steps, up to its last example
 
 
 @dataclass(frozen=True)
@@ -119,9 +110,6 @@ class BoundedByExample(Protocol):
     "At most" is of exact sums. The function adds up examples' shares in float32, in any order, by
     steps those of each batch first, and rounds each of them at most four times before. One that
     rounds less may have an attribute `roundings`: see `federated.release.example_rounding`.
-
-    Attributes:
-      example_bound: the L2 bound, in the contribution's units.
     """
 
     @property
@@ -148,9 +136,8 @@ def contribution(
 
 def first_state(client_fn: ClientFn, broadcast: PyTree) -> PyTree:
     """The state of a client that takes part for the first time; None if none is kept."""
-    if not isinstance(client_fn, Stateful):
-        return None
-    return client_part(client_fn, "client_state", broadcast)
+    keeps = isinstance(client_fn, Stateful)
+    return client_part(client_fn, "client_state", broadcast) if keeps else None
 
 
 def computed(
@@ -180,8 +167,7 @@ def computed(
     def advance(index: jax.Array, state: PyTree) -> PyTree:
         batch = {name: column[index] for name, column in examples.batches.items()}
         own = key_of(1 + index)
-        mask = examples.mask[index]
-        stepped = client_part(client_fn, "step", broadcast, state, batch, mask, own)
+        stepped = client_part(client_fn, "step", broadcast, state, batch, examples.mask[index], own)
         if longest is None:
             return stepped
         # A choice and no product with zero: the others' steps may compute NaN from padding.
@@ -209,12 +195,7 @@ def keys_of(key: jax.Array, words_Cx2: Any) -> jax.Array:
 
 
 def next_state(client_fn: ClientFn, broadcast: PyTree, last: PyTree, sent: PyTree) -> PyTree:
-    """A client's state for its next round.
-
-    Args:
-      last: its state after the last step, from `computed`.
-      sent: its contribution as it was added up, after the clip.
-    """
+    """A client's state for its next round, from `computed`'s `last` and what was added up."""
     if not isinstance(client_fn, Stepping):
         return last
     return client_part(client_fn, "keep", broadcast, last, sent)
@@ -231,9 +212,6 @@ class Static:
     |                          | sense, so that a sweep over equal settings compiles once      |
     | tuples, bound methods    | likewise: their items; their object, and the function         |
     | plain numbers and texts  | of one type, and equal in all bits                            |
-
-    Attributes:
-      function: the client function or model.
     """
 
     __slots__ = ("_content", "_hash", "function")
@@ -291,18 +269,18 @@ def _content(value: Any) -> Hashable:
     return _Itself(value)
 
 
-def client_part(client_fn: Any, method: str, *given: Any) -> PyTree:
+def client_part(client_fn: Any, method: str, *operands: Any) -> PyTree:
     """Calls a method of a client function; all that clients do goes through here."""
-    return compiled_part(Static(client_fn), method, *given)
+    return compiled_part(Static(client_fn), method, *operands)
 
 
 # Compiled by itself, so that each method is traced for the shapes of one client, and once. The
 # check of the flow of information then reads the program that runs, and a function that is vmapped
 # cannot look at its tracers to find the other clients.
 @partial(jax.jit, static_argnums=(0, 1))
-def compiled_part(static: Static, method: str, *given: Any) -> PyTree:
+def compiled_part(static: Static, method: str, *operands: Any) -> PyTree:
     """`client_part`, as the check of the flow of information knows it."""
-    return getattr(static.function, method)(*given)
+    return getattr(static.function, method)(*operands)
 
 
 @jax.custom_batching.custom_vmap
@@ -346,13 +324,12 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
     own = "client_state, " if isinstance(client_fn, Stateful) else ""
     whose = f"the client function of query {label!r}"
     if isinstance(client_fn, Stepping):
-        step = "(broadcast, state, batch, mask, key)"
-        checks.arguments(f"init of {whose}", client_fn.init, f"(broadcast, {own}key)")
-        checks.arguments(f"step of {whose}", client_fn.step, step)
-        checks.arguments(f"finish of {whose}", client_fn.finish, "(broadcast, state)")
-        if own:
-            keep = getattr(client_fn, "keep", None)
-            checks.arguments(f"keep of {whose}", keep, "(broadcast, state, sent)")
+        wanted = {"init": f"(broadcast, {own}key)", "step": "(broadcast, state, batch, mask, key)"}
+        wanted |= {"finish": "(broadcast, state)"}
+        wanted |= {"keep": "(broadcast, state, sent)"} if own else {}
+        for method, arguments in wanted.items():
+            function = getattr(client_fn, method, None)
+            checks.arguments(f"{method} of {whose}", function, arguments)
     else:
         checks.arguments(whose, client_fn, f"(broadcast, {own}examples, key)")
 
@@ -369,16 +346,14 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         )
     try:
         if isinstance(client_fn, Stepping):
+            init, step = (partial(client_part, client_fn, name) for name in ("init", "step"))
             own_state = () if before is None else (before,)
-            first = jax.eval_shape(
-                partial(client_part, client_fn, "init"), broadcast, *own_state, key
-            )
+            first = jax.eval_shape(init, broadcast, *own_state, key)
             batch, mask = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
                 (examples.batches, examples.mask),
             )
-            step_part = partial(client_part, client_fn, "step")
-            stepped = jax.eval_shape(step_part, broadcast, first, batch, mask, key)
+            stepped = jax.eval_shape(step, broadcast, first, batch, mask, key)
             _require_equal(f"step of {whose}", "init", first, stepped)
         # `one_round` is new in each call, so that JAX caches nothing of it.
         program = jax.jit(one_round).trace(broadcast, before, examples, key)
@@ -400,10 +375,9 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         raise InputError(f"{whose} must return a tree of float arrays: {reason}") from error
     contribution, after = program.out_info
     _require_equal(f"a round of {whose}", "client_state", before, after)
-    leaves = jax.tree.leaves(contribution)
-    kinds = [str(leaf.dtype) for leaf in leaves]
-    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        kind = ", ".join(kinds) or "no array"
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(contribution)]
+    if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+        kind = ", ".join(map(str, kinds)) or "no array"
         raise InputError(f"{whose} must return a tree of float arrays, found {kind}")
     return TracedClient(program.jaxpr, contribution, before)
 

@@ -21,15 +21,15 @@ large model at small cost", book-keeping):
 The norms are those of the very x and dy that are added up, not of a second computation, and no
 square overflows or is lost before it is compared.
 
-All others are formed, and measured. On a CPU those of an embedding or of a layer over a sequence
-are formed for one example at a time, from small arrays of many (`clients.cut_gradients`), and stay
-in the cache until they are added up. Ghost norms, from inner products of such arrays (Li et al.
-2022, "Large language models can be strong differentially private learners", section 4), may cancel,
-and one product over all rows of all examples rounds more than the noise is for.
+All others are formed, and measured: ghost norms (Li et al. 2022, "Large language models can be
+strong differentially private learners", section 4) may cancel, and one product over all rows of all
+examples rounds more than the noise is for. On a CPU those of an embedding or of a layer over a
+sequence are formed for one example at a time, from small arrays of many (`clients.cut_gradients`).
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -52,10 +52,8 @@ _ENTRIES, _ENTRIES_OF_CPU = 2**27, 2**22
 class ClippedGradients(OfModel):
     """A client function by steps: minus the sum of the clipped gradients of its examples' losses.
 
-    Attributes:
-      model: the loss of an example is its `loss(params, batch, mask)` of a batch of that example
-        alone. One that is `Augmenting` has its examples drawn anew.
-      clip_norm: S, the L2 bound on one example's gradient.
+    The loss of an example is the model's, of a batch of that example alone. A model that is
+    `Augmenting` has its examples drawn anew. `clip_norm` is S, the L2 bound on one gradient.
     """
 
     clip_norm: float
@@ -83,7 +81,6 @@ class ClippedGradients(OfModel):
         return jax.tree.map(jnp.subtract, total, added)
 
     def finish(self, params: PyTree, total: PyTree) -> PyTree:
-        """Returns a sum like `params`; exactly 0 for a client without examples."""
         return total
 
 
@@ -93,8 +90,7 @@ def clipped_sum(
     """The sum of the clipped gradients of a batch's examples, a tree like `params`.
 
     Args:
-      loss: `(params, example) -> scalar`, of one example of the batch.
-      batch: columns [B, ...].
+      loss: `(params, example) -> scalar`, of one example of the batch, whose columns are [B, ...].
       mask_B: False for padding, which adds exactly 0.
       clip_norm: S, the L2 bound on one example's gradient. One that is not finite counts as 0.
     """
@@ -143,7 +139,7 @@ def clipped_sum(
                 x_BxI, _counted(dy_BxO, counts_B), over_examples, precision="highest"
             )
             i = product.weight
-            total[i] = total[i] + product.as_weight(added_IxO)
+            total[i] = total[i] + (added_IxO.T if product.transposed else added_IxO)
         return total
 
     # As many examples as fit, a divisor of the batch's size.
@@ -151,16 +147,16 @@ def clipped_sum(
     fitting = (n for n in range(size, 0, -1) if size % n == 0 and n * gradient.entries <= room)
     at_once = next(fitting, 1)
     zeros = [jnp.zeros_like(leaf) for leaf in leaves]
-    if at_once == mask_B.shape[0]:
+    if at_once == size:
         return jax.tree.unflatten(structure, add(batch, mask_B, zeros))
 
     def add_part(index: jax.Array, total: list[jax.Array]) -> list[jax.Array]:
-        def part(array: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(array, index * at_once, at_once)
-
+        part = partial(
+            jax.lax.dynamic_slice_in_dim, start_index=index * at_once, slice_size=at_once
+        )
         return add(jax.tree.map(part, batch), part(mask_B), total)
 
-    total = jax.lax.fori_loop(0, mask_B.shape[0] // at_once, add_part, zeros)
+    total = jax.lax.fori_loop(0, size // at_once, add_part, zeros)
     return jax.tree.unflatten(structure, total)
 
 

@@ -8,10 +8,9 @@ traced and cut:
     first:  (weights, example)  ->  gradients as they are; x_n and dy_n, rows and their ids
     second: x_n and dy_n, rows and their ids  ->  the other gradients, by the program's own end
 
-The first part is computed for many examples side by side, and keeps little of each. The second is
-the rest of the very same program, so that a gradient is what it was, whatever it is made of:
-weights that are used twice, repeated ids, padding. A weight that multiplies one vector, N = 1, is a
-`Product`: its gradient need not be formed at all.
+The first part is computed for many examples side by side. The second is the rest of the very same
+program, so that a gradient is what it was, whatever it is made of: weights that are used twice,
+repeated ids, padding. The gradient of a weight that multiplies one vector need not be formed.
 """
 
 import math
@@ -24,40 +23,24 @@ from jax.extend.core import Literal
 
 
 class Product(NamedTuple):
-    """A gradient x' dy of two vectors.
+    """A gradient x' dy of two vectors."""
 
-    Attributes:
-      weight: its place among the weights.
-      x, dy: variables of the gradient's program, float32.
-      transposed: whether the weight's own order of axes is dy' x.
-    """
-
-    weight: int
-    x: Any
+    weight: int  # its place among the weights
+    x: Any  # variables of the gradient's program, float32
     dy: Any
-    transposed: bool
-
-    def as_weight(self, gradient_IxO: jax.Array) -> jax.Array:
-        """The gradient in the weight's own order of axes."""
-        return gradient_IxO.T if self.transposed else gradient_IxO
+    transposed: bool  # whether the weight's own order of axes is dy' x
 
 
 class CutGradient(NamedTuple):
-    """A gradient in two parts.
-
-    Attributes:
-      formed, products, late: each weight is in one of them, by its place.
-      entries: numbers of one example that the first part returns, those of the products left out.
-      first: `(weights, example) -> (gradients, (x, dy) of each product, arrays)`, the gradients of
-        `formed`.
-      second: `arrays -> gradients` of `late`, each larger than the arrays that it is made of.
-    """
+    """A gradient in two parts. Each weight is in `formed`, `products` or `late`, by its place."""
 
     formed: list[int]
     products: list[Product]
     late: list[int]
-    entries: int
+    entries: int  # numbers of one example that the first part returns, without the products'
+    # (weights, example) -> (gradients of `formed`, (x, dy) of each product, arrays)
     first: Callable[[Sequence[jax.Array], Any], tuple[list[Any], list[Any], list[Any]]]
+    # arrays -> gradients of `late`, each larger than the arrays that it is made of
     second: Callable[[Sequence[jax.Array]], list[jax.Array]]
 
 
@@ -71,7 +54,7 @@ def cut_gradient(
     nested = jax.make_jaxpr(jax.grad(loss))(list(weights), example)
     arguments = [*weights, *jax.tree.leaves(example)]
     # Flat: what is within a `jit` is found, too.
-    program = jax.make_jaxpr(lambda *given: _program(nested, given))(*arguments)
+    program = jax.make_jaxpr(lambda *operands: _program(nested, operands))(*arguments)
     body: Any = program.jaxpr
     made = {variable: equation for equation in body.eqns for variable in equation.outvars}
     formed, products, late_weights = [], [], []
@@ -92,8 +75,8 @@ def cut_gradient(
     to_late = _between(body.eqns, parts, late_gradients := [body.outvars[i] for i in late_weights])
 
     def first(weights: Sequence[jax.Array], example: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        given = [*program.consts, *weights, *jax.tree.leaves(example)]
-        values = dict(zip((*body.constvars, *body.invars), given, strict=True))
+        operands = [*program.consts, *weights, *jax.tree.leaves(example)]
+        values = dict(zip((*body.constvars, *body.invars), operands, strict=True))
         computed = iter(_run(to_results, values, results))
         gradients = [next(computed) for _ in formed]
         return gradients, [(next(computed), next(computed)) for _ in products], list(computed)
@@ -141,14 +124,14 @@ def _maker(variable: Any, made: dict[Any, Any]) -> Any:
     return None if isinstance(variable, Literal) else made.get(variable)
 
 
-def _between(equations: Sequence[Any], given: Iterable[Any], results: Iterable[Any]) -> list[Any]:
+def _between(equations: Sequence[Any], start: Iterable[Any], results: Iterable[Any]) -> list[Any]:
     """The equations that lead from some variables to others."""
-    known, needed, chosen = set(given), set(), []
-    needed |= {v for v in results if not isinstance(v, Literal)} - known
+    before, needed, chosen = set(start), set(), []
+    needed |= {v for v in results if not isinstance(v, Literal)} - before
     for equation in reversed(equations):
         if needed.intersection(equation.outvars):
             chosen.append(equation)
-            needed |= {v for v in equation.invars if not isinstance(v, Literal)} - known
+            needed |= {v for v in equation.invars if not isinstance(v, Literal)} - before
     return chosen[::-1]
 
 

@@ -1,8 +1,4 @@
-"""Evaluates a public model on a device's own examples; the results are PRIVATE.
-
-In a deployment every client runs this on its own data. The results select examples to train on
-(`data.selection`), or leave the client as part of a noisy sum (`algorithms.federated_metrics`).
-"""
+"""Evaluates a public model on a device's own examples, for `data.selection`: PRIVATE results."""
 
 from functools import partial
 from typing import Any
@@ -22,11 +18,9 @@ def correct_examples(
 ) -> np.ndarray:
     """Whether the model's most likely class is the label's, bool [examples]. PRIVATE.
 
-    A tie goes to the lowest class. An example with logits that are not finite is incorrect.
-
-    Args:
-      model, params: e.g. a `models.CNN` and its parameters; public.
-      population: with the columns "image" [H, W, C] and "label", whole numbers.
+    A tie goes to the lowest class. An example with logits that are not finite is incorrect. The
+    model is public, such as a `models.CNN`; the population has the columns "image" [H, W, C] and
+    "label", whole numbers.
 
     Raises:
       InputError: a column is missing or of another kind.
@@ -42,7 +36,6 @@ def correct_examples(
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise InputError(f"column 'label' must hold whole numbers, found {labels.dtype}")
     logits_NxV = logits(model, params, images, batch_size=batch_size)
-    # Not finite counts as wrong, whatever the label.
     return (logits_NxV.argmax(axis=1) == labels) & np.isfinite(logits_NxV).all(axis=1)
 
 

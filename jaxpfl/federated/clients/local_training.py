@@ -5,7 +5,9 @@ are settings of `LocalTraining`: docs/algorithms.md has one for each.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +15,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpfl import checks
 from jaxpfl.checked import Checked, NonNegative
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch, PyTree, of_one_client
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform, updated
+from jaxpfl.privacy.clipping import clip_factors
+from jaxpfl.privacy.plan import Plan
 
 # A batch is not computed on fewer rows than this: each width is compiled.
 _FEWEST_ROWS = 8
@@ -54,8 +59,8 @@ class Proximal(Checked):
 def per_step(change: PyTree, steps: jax.Array, key: jax.Array) -> PyTree:
     """FedNova's normalisation: the change divided by the client's own number of steps.
 
-    That is d_i of Wang et al. 2020, section 4, for plain SGD. The server's learning rate takes the
-    place of tau_eff, which must be public. A client without steps sends zeros.
+    That is d_i of Wang et al. 2020, section 4, for plain SGD; tau_eff, which must be public, is a
+    part of the server's learning rate. A client without steps sends zeros.
     """
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(steps, 1), change)
 
@@ -114,7 +119,6 @@ class LocalTraining(OfModel):
         return whole if self.adapters else (whole, None)
 
     def init(self, params: PyTree, key: jax.Array) -> PyTree:
-        """The broadcast parameters, the optimiser's state, and count and key for `transform`."""
         local, _ = self._given(params)
         # Words, because a step hands the state on, and a key may be used but once.
         drawn = self.transform and (jnp.int32(0), jax.random.bits(key, (2,), jnp.uint32))
@@ -164,6 +168,44 @@ class LocalTraining(OfModel):
         return sent
 
 
+@dataclasses.dataclass(frozen=True)
+class TwoParts:
+    """How two parts, each clipped to a norm of its own, share a contribution of norm S at most.
+
+    The first is clipped to S and multiplied by sqrt(1 - a), the second to C and by sqrt(a) S / C.
+    Their sum costs what that of the plan costs; in their own clip norms, the noise of the parts is
+    z / sqrt(1 - a) and z / sqrt(a) for a plan with noise multiplier z.
+    """
+
+    bounds: tuple[float, float]  # S and C
+    share: float  # a
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """The factors of the clipped parts."""
+        first, second = self.bounds
+        return math.sqrt(1 - self.share), math.sqrt(self.share) * first / second
+
+    @classmethod
+    def of(cls, plan: Plan, name: str, second: float, share: float) -> "TwoParts":
+        """The parts of a plan whose clip norm is S."""
+        if plan.clip.adaptive is not None:
+            raise InputError(
+                f"a {name} beside the change needs a plan with a constant clip norm, found an "
+                "adaptive one"
+            )
+        bound = checks.positive(f"{name}_clip", second)
+        return cls((plan.clip_norm, bound), checks.open_fraction(f"{name}_share", share))
+
+    def sent(self, first: PyTree, second: PyTree) -> tuple[PyTree, PyTree]:
+        """The parts of one client, clipped and scaled."""
+        return self._scaled(first, 0), self._scaled(second, 1)
+
+    def _scaled(self, part: PyTree, place: int) -> PyTree:
+        factors, _, _ = clip_factors(part, jnp.float32(self.bounds[place]))
+        return jax.tree.map(lambda d, f: d * f * self.scales[place], part, factors)
+
+
 def gradient(
     model: Model, local: PyTree, batch: Batch, mask: jax.Array, key: jax.Array, base: PyTree = None
 ) -> PyTree:
@@ -176,32 +218,21 @@ def gradient(
         whole = local if base is None else adapter_trees.join(local, base)
         return model.loss(whole, batch, mask)[0]
 
+    def of_leading(width: int, local: PyTree, batch: Batch, mask: jax.Array) -> PyTree:
+        rows = {name: column[:width] for name, column in batch.items()}
+        return jax.grad(loss)(local, rows, mask[:width])
+
     if isinstance(model, Augmenting):
         batch = model.augment(batch, key)
-    return _of_leading_rows(jax.grad(loss), local, batch, mask)
-
-
-def _of_leading_rows(
-    gradient: Callable[..., PyTree], local: PyTree, batch: Batch, mask: jax.Array
-) -> PyTree:
-    """`gradient(local, batch, mask)`, computed on as many leading rows as hold an example.
-
-    That is rounded up to a half or a quarter of the batch. A client's last batch, often its only
-    one, has fewer examples than slots, and on a CPU the time of a step grows with its rows. Clients
-    that are computed side by side, as on accelerators, have whole batches.
-    """
+    # On as many leading rows as hold an example, rounded up to a half or a quarter of the batch. A
+    # client's last batch, often its only one, has fewer examples than slots, and on a CPU the time
+    # of a step grows with its rows. Clients that are computed side by side, as on accelerators,
+    # have whole batches.
     size = mask.shape[0]
     widths = [-(-size // share) for share in (4, 2) if size // share >= _FEWEST_ROWS]
     if not widths or traced_platform() != "cpu":
-        return gradient(local, batch, mask)
-
-    def leading(width: int) -> Callable[..., PyTree]:
-        def of(local: PyTree, batch: Batch, mask: jax.Array) -> PyTree:
-            rows = {name: column[:width] for name, column in batch.items()}
-            return gradient(local, rows, mask[:width])
-
-        return of
-
+        return jax.grad(loss)(local, batch, mask)
     used = of_one_client(jnp.max(jnp.where(mask, jnp.arange(1, size + 1), 0)))
     width = jnp.sum(used > jnp.array(widths), dtype=jnp.int32)
-    return jax.lax.switch(width, [leading(rows) for rows in (*widths, size)], local, batch, mask)
+    branches = [partial(of_leading, rows) for rows in (*widths, size)]
+    return jax.lax.switch(width, branches, local, batch, mask)

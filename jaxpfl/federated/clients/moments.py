@@ -7,20 +7,17 @@
 They are summed over a client's examples, or averaged: then 1, c and c^2 bound the whole client.
 `clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite does not count as an example.
 
-Sums do not depend on the order of the examples. In float32 they would: each addition is rounded, so
-that one example more, which moves the others to other places, would change all roundings, and a sum
-over very many examples that were made for it by several times its bound. Coordinates are therefore
-cut, towards zero, to multiples of a power of two near c 2^-19 (in batches of 17 to 64 rows), which
-never lengthens a vector. Products of such numbers are added up exactly for up to 1,024 examples in
-such batches, else each addition loses at most 2^-47 of the sum. A contribution is rounded
-to float32, and again by the factor sqrt(2) below. `release.example_rounding` says how far one
-example then moves a sum over clients, or blocks of examples.
+Sums do not depend on the order of the examples. In float32 they would: one example more would
+change all roundings, and a sum over very many examples that were made for it by several times its
+bound. Coordinates are therefore cut, towards zero, to multiples of a power of two near c 2^-19 (in
+batches of 17 to 64 rows), which never lengthens a vector. Products of such numbers are added up
+exactly for up to 1,024 examples in such batches, else each addition loses at most 2^-47 of the sum.
+A contribution is rounded to float32, and again by the factor sqrt(2) below.
+`release.example_rounding` says how far one example then moves a sum over clients.
 
 A client sends half of a symmetric matrix: the diagonal, and sqrt(2) times one triangle. The half's
 L2 norm is then the Frobenius norm of the whole, and after equal noise, off-diagonal entries have
-sqrt(2) times less noise than with the plain triangle. The half is stored in the rectangular full
-packed layout of Gustavson et al. 2010 ("Rectangular full packed format for Cholesky's algorithm",
-ACM TOMS 37), which takes two slices and one select.
+sqrt(2) times less noise than with the plain triangle.
 
 Source: Hou et al. 2023, "Privately Customizing Prefinetuning to Better Match User Data in Federated
 Learning" (FreD), Algorithm 1.
@@ -95,13 +92,9 @@ class ClientMoment:
         centred_BxD, _ = _clipped(rows_BxD - centre_D[None, :], valid_B, self.clip_norm)
         coarse_BxD, fine_BxD = grid.parts(centred_BxD)
         multiply = partial(jnp.matmul, precision="highest")
+        large_DxD = multiply(coarse_BxD.T, coarse_BxD) * (shift * shift)
         mixed_DxD = multiply(coarse_BxD.T, fine_BxD) * shift
-        parts = (
-            multiply(coarse_BxD.T, coarse_BxD) * (shift * shift),
-            mixed_DxD,
-            mixed_DxD.T,
-            multiply(fine_BxD.T, fine_BxD),
-        )
+        parts = (large_DxD, mixed_DxD, mixed_DxD.T, multiply(fine_BxD.T, fine_BxD))
         return _Total(reduce(plus, parts, total.moment), count, jnp.float32(grid.step**2))
 
     def finish(self, centre_D: jax.Array, total: _Total) -> jax.Array:
@@ -160,7 +153,7 @@ class LabelledMoment:
     def finish(self, centre_KxD: jax.Array, total: _Total) -> jax.Array:
         """Returns [K], [K, d], or the halves of [K, d, d]."""
         all_examples = jnp.maximum(jnp.sum(total.count), 1)
-        if self.of_label.moment == "count":
+        if self.moment == "count":
             return total.count / all_examples if self.of_label.average else total.count
         total = total._replace(count=jnp.full_like(total.count, all_examples))
         return jax.vmap(self.of_label.finish)(centre_KxD, total)
@@ -185,12 +178,7 @@ class JointMoment:
         return tuple(self.of_one.init(centre, key) for centre in centres)
 
     def step(
-        self,
-        centres: tuple[jax.Array, ...],
-        totals: tuple[_Total, ...],
-        batch: Batch,
-        mask_B: jax.Array,
-        key: jax.Array,
+        self, centres: Any, totals: Any, batch: Batch, mask_B: jax.Array, key: jax.Array
     ) -> tuple[_Total, ...]:
         shared = {name: column for name, column in batch.items() if name not in self.columns}
         # The count is of all embeddings, so that an example that lacks one is in none.
@@ -249,50 +237,31 @@ def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:
     return jnp.where(valid_B[:, None], scaled_BxD * factor_B[:, None], jnp.float32(0)), valid_B
 
 
-def half_shape(dimension: int) -> tuple[int, int]:
-    """The shape of the half of a symmetric [d, d] matrix; an odd dimension is padded."""
-    even = dimension + dimension % 2
-    return (even + 1, even // 2)
+def half_shape(dimension: int) -> tuple[int]:
+    """The shape of the half of a symmetric [d, d] matrix."""
+    return (dimension * (dimension + 1) // 2,)
 
 
 def to_half(matrix_DxD: jax.Array, isometric: bool = True) -> jax.Array:
-    """Returns the half of a symmetric float32 matrix: shape `half_shape(d)`.
+    """Returns the lower triangle of a symmetric float32 matrix, row after row: `half_shape(d)`.
 
-    One that is not `isometric` has entries off the diagonal as they are.
-
-    With k = d / 2 (d even), entry (r, j) is matrix[r - 1, j] for r > j, and else
-    matrix[k + r, k + j]: the left half of the lower triangle, and above it the triangle of the
-    lower right block.
+    If it is `isometric`, entries off the diagonal are multiplied by sqrt(2).
     """
-    dimension = matrix_DxD.shape[0]
-    odd = dimension % 2
-    padded = jnp.pad(matrix_DxD, ((0, odd), (0, odd)))
-    k = (dimension + odd) // 2
-    left = jnp.pad(padded[:, :k], ((1, 0), (0, 0)))
-    right = jnp.pad(padded[k:, k:], ((0, k + 1), (0, 0)))
-    lower, weight = _layout(dimension)
-    half = jnp.where(lower, left, right)
-    return half * weight if isometric else half
+    rows, columns, weight = _layout(matrix_DxD.shape[0], isometric)
+    return matrix_DxD[rows, columns] * weight
 
 
 def from_half(half: np.ndarray, dimension: int, isometric: bool = True) -> np.ndarray:
     """Returns the symmetric matrix [dimension, dimension] of a half, float64, on the host."""
-    lower, weight = _layout(dimension)
-    values = np.asarray(half, np.float64) / np.float64(weight if isometric else 1)
-    row, column = np.indices(values.shape)
-    k = values.shape[1]
-    i, j = np.where(lower, row - 1, k + row), np.where(lower, column, k + column)
-    inside = (i < dimension) & (j < dimension)
-    matrix = np.zeros((dimension, dimension))
-    matrix[i[inside], j[inside]] = values[inside]
-    matrix[j[inside], i[inside]] = values[inside]
-    return matrix
+    rows, columns, weight = _layout(dimension, isometric)
+    matrix_DxD = np.zeros((dimension, dimension))
+    matrix_DxD[rows, columns] = np.asarray(half, np.float64) / weight
+    matrix_DxD[columns, rows] = matrix_DxD[rows, columns]
+    return matrix_DxD
 
 
-def _layout(dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """The entries of a half that come from the left part; all weights (1 on the diagonal)."""
-    rows, k = half_shape(dimension)
-    row, column = np.indices((rows, k))
-    lower = row > column
-    diagonal = (row - 1 == column) | (row == column)
-    return lower, np.where(diagonal, 1.0, math.sqrt(2.0)).astype(np.float32)
+def _layout(dimension: int, isometric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rows, columns and weights (float32) of a half's entries."""
+    rows, columns = np.tril_indices(dimension)
+    weight = np.where((rows == columns) | (not isometric), 1.0, math.sqrt(2.0))
+    return rows, columns, weight.astype(np.float32)

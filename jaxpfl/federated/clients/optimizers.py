@@ -1,7 +1,7 @@
 """Optimisers by name, for configs and the command line.
 
 An algorithm takes any optax optimiser. These are the ones of McMahan et al. 2017 and Reddi et al.
-2021 ("Adaptive Federated Optimization"), with the latter's defaults.
+2021 ("Adaptive Federated Optimization").
 """
 
 import functools
@@ -22,7 +22,7 @@ NAMES = ("sgd", "momentum", "nesterov", "adam", "yogi")
 
 
 def require_optimizer(name: str, value: object, steps: int = 0) -> None:
-    """Refuses, before a client computes anything, what is no optimiser of optax, or cannot be used.
+    """Refuses what is no optimiser of optax, or cannot be used, before a client computes anything.
 
     That is one that needs more than gradients and parameters, such as the loss; and, of a client
     with at most `steps` steps in a round, one that moves nothing before it has taken more: it is
@@ -74,14 +74,10 @@ def _require_usable(name: str, optimizer: optax.GradientTransformation, steps: i
 def optimizer(
     name: str, learning_rate: float, momentum: float = 0.9
 ) -> optax.GradientTransformation:
-    """Returns the optimiser called `name`; equal arguments return the same object.
+    """Returns the optimiser called `name`, one of `NAMES`; "nesterov" is SGD with that momentum.
 
-    Functions that train with the same object are only compiled once, even in a sweep that builds
-    its algorithm anew for every point.
-
-    Args:
-      name: "sgd", "momentum", "nesterov" (SGD with Nesterov momentum), "adam" or "yogi"
-        (b1 = 0.9, b2 = 0.99, epsilon = 1e-3: Reddi et al. 2021, section 5).
+    Equal arguments return the same object, so that a sweep compiles once what trains with it.
+    "adam" and "yogi" have Reddi et al. 2021's b1 = 0.9, b2 = 0.99, epsilon = 1e-3 (section 5).
     """
     checks.one_of("optimizer", name, NAMES)
     checks.positive("learning_rate", learning_rate)

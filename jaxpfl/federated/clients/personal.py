@@ -1,8 +1,7 @@
 """Models, or parts of them, that clients keep for themselves and that are never sent.
 
 Each is a client function of `fed_avg`: it releases clipped changes of the shared parameters, and
-costs as much. `own_model(params, own)` is the model that a client uses, from the shared parameters
-and from its own state (`Stateful`).
+costs as much.
 """
 
 import dataclasses
@@ -43,11 +42,9 @@ class _WithOwnModel(LocalTraining):
         raise NotImplementedError
 
     def client_state(self, params: PyTree) -> PyTree:
-        """v of a client that was never asked."""
         return self._given(params)[0]
 
     def init(self, params: PyTree, own: PyTree, key: jax.Array) -> PyTree:  # pyright: ignore
-        """The state of `LocalTraining`, v, and the state of its optimiser."""
         return super().init(params, key), own, self.optimizer.init(own)
 
     def step(
@@ -92,8 +89,7 @@ class APFL(Checked, _WithOwnModel):
     """A mixture of a model v of the client's own and the shared one w: mix v + (1 - mix) w.
 
     Source: Deng, Kamani, Mahdavi 2020, "Adaptive Personalized Federated Learning", Algorithm 1,
-    with a constant weight, `mix`, for all clients. A step of v is on the loss of the mixture with w
-    as it is trained on this client.
+    with a constant `mix`. A step of v is on the loss of the mixture with w as it is trained here.
     """
 
     mix: Fraction = 0.5
@@ -113,7 +109,7 @@ class Passing(OfModel):
     """
 
     def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
-        """Refuses devices that share a copy of the model, which alone are asked for places."""
+        # Only devices that share a copy of the model are asked for places.
         raise InputError(
             f"{type(self).__name__} needs devices that hold the whole model each, found "
             f"{mesh.shape['model']} that share a copy"
@@ -170,7 +166,6 @@ class PersonalParts(Checked, Passing):
     first: NonNegativeInt = 0
 
     def client_state(self, params: PyTree) -> PyTree:
-        """The own part of a client that was never asked."""
         return self._part(params, "own")
 
     def __call__(
@@ -196,7 +191,6 @@ class PersonalParts(Checked, Passing):
         return self._part(change, "shared"), self._part(local, "own")
 
     def own_model(self, params: PyTree, own: PyTree) -> PyTree:
-        """The shared part of `params` with the own part."""
         return jax.tree.map(lambda leaf, mine: leaf if mine is None else mine, params, own)
 
     def _labels(self, params: PyTree) -> PyTree:
@@ -207,11 +201,10 @@ class PersonalParts(Checked, Passing):
             return "own" if re.search(self.own, name) else "shared"
 
         labels = jax.tree_util.tree_map_with_path(label, params)
-        if len(set(jax.tree.leaves(labels))) != 2:
-            raise InputError(
-                f"own must match some parameters and not all, {self.own!r} matches "
-                f"{'all' if 'own' in jax.tree.leaves(labels) else 'none'}"
-            )
+        if len(owners := {*jax.tree.leaves(labels)}) != 2:
+            matched = "all" if "own" in owners else "none"
+            wanted = f"own must match some parameters and not all, {self.own!r} matches"
+            raise InputError(f"{wanted} {matched}")
         return labels
 
     def _part(self, params: PyTree, part: Literal["own", "shared"]) -> PyTree:

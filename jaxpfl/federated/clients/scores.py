@@ -14,11 +14,9 @@ coordinates. The scores are then A L^-T (sum of y + noise): A L^-T has orthonorm
 computing with a release costs no privacy. Its guarantee is the door's for vectors of d entries,
 whatever A, L and their rounding are: a wrong L gives wrong scores and never a weaker guarantee.
 
-The noise of a score. Noise added to all entries of A m would be the same mechanism. Its part
-outside the columns of A is no score of anyone, and is left out here at no cost. Together the
-scores' noise variances are d sigma^2 and not candidates sigma^2; in root mean square a score's
-noise is sigma sqrt(d / candidates), 0.15 sigma for 18,000 candidates and d = 384.
-`orthogonal_noise` draws the rest, for comparisons with systems that add it.
+Noise added to all entries of A m would be the same mechanism. Its part outside the columns of A is
+no score of anyone, and is left out at no cost, so that in root mean square a score's noise is sigma
+sqrt(d / candidates). `orthogonal_noise` draws the rest, for comparisons.
 
 Source of the scores: POPri (Hou et al., "Private federated learning using preference-optimized
 synthetic data"), its public code for the centring; of `NearestVotes`: private evolution (Lin et
@@ -59,8 +57,8 @@ class ScoreSpace(NamedTuple):
     def orthogonal_noise(self, key: jax.Array, std: jax.Array) -> jax.Array:
         """Returns noise in the directions that no client's scores have, float32 [K, J].
 
-        Added to released scores it makes their noise N(0, std^2) in each entry, independently, as
-        if the scores themselves had been summed. It is not needed for privacy.
+        Added to released scores it makes their noise N(0, std^2) in each entry, independently. It
+        is not needed for privacy.
         """
         rows_KxJxD, factor_DxD = self
         prompts, responses, _ = rows_KxJxD.shape
@@ -76,9 +74,8 @@ def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) ->
     """Returns the space of scores of candidates, which is computed on the host.
 
     L L^T is A^T A and a multiple of the identity: the least of 2^-21, 2^-19, 2^-17, ... times the
-    trace of A^T A with which it exists in float32; the second and later ones where candidates are
-    nearly alike, or fewer than d. A client's coordinates are longer than its scores by that much,
-    so its scores come out smaller, noticeably only where they nearly vanish.
+    trace of A^T A with which it exists in float32. A client's coordinates are longer than its
+    scores by that much, so its scores come out smaller, noticeably only where they nearly vanish.
 
     Args:
       candidates_KxJxD: float32 embeddings, finite, of any length; a zero row scores 0.
@@ -98,21 +95,17 @@ def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) ->
         rows_GxTxD[(given_GxTxD == given_GxTxD[:, :1]).all(axis=(1, 2))] = 0
     rows_MxD = rows_KxJxD.reshape(-1, rows_KxJxD.shape[2])
     with np.errstate(all="ignore"):
-        return ScoreSpace(rows_KxJxD, _factor(rows_MxD.T @ rows_MxD))
-
-
-def _factor(gram_DxD: np.ndarray) -> np.ndarray:
-    """Returns L, float32 [d, d], lower triangular; NaN if the Gram matrix is not finite."""
-    identity_DxD = np.eye(len(gram_DxD), dtype=np.float32)
-    ridge = np.float32(2.0**-21) * np.trace(gram_DxD) + np.float32(1e-20)
-    # A ridge above the trace does not fail.
-    for _ in range(13):
-        with contextlib.suppress(np.linalg.LinAlgError):  # rounding has made the sum indefinite
-            factor_DxD = np.linalg.cholesky(gram_DxD + ridge * identity_DxD)
-            if np.isfinite(factor_DxD).all():
-                return factor_DxD
-        ridge *= np.float32(4)
-    return np.full_like(gram_DxD, np.nan)
+        gram_DxD = rows_MxD.T @ rows_MxD
+        ridge = np.float32(2.0**-21) * np.trace(gram_DxD) + np.float32(1e-20)
+        # A ridge above the trace does not fail, unless the Gram matrix is not finite.
+        for _ in range(13):
+            with contextlib.suppress(np.linalg.LinAlgError):  # rounding has made it indefinite
+                ridged_DxD = gram_DxD + ridge * np.eye(len(gram_DxD), dtype=np.float32)
+                factor_DxD = np.linalg.cholesky(ridged_DxD)
+                if np.isfinite(factor_DxD).all():
+                    return ScoreSpace(rows_KxJxD, factor_DxD)
+            ridge *= np.float32(4)
+    return ScoreSpace(rows_KxJxD, np.full_like(gram_DxD, np.nan))
 
 
 @jax.jit
@@ -136,15 +129,11 @@ def mean_embeddings(embedding_NxD: np.ndarray, offsets: np.ndarray) -> np.ndarra
     Zero embeddings count as texts; a client without texts has the mean zero, one with an embedding
     that is not finite has NaN, so that the door leaves out the whole client.
     """
-    clients, dimension = len(offsets) - 1, embedding_NxD.shape[1]
-    means_CxD = np.zeros((clients, dimension), np.float32)
     sizes = np.diff(offsets)
-    holders = np.flatnonzero(sizes > 0)
+    means_CxD = np.zeros((len(sizes), embedding_NxD.shape[1]), np.float32)
     # In pieces: the float64 copies take the memory of one.
-    pieces = np.array_split(holders, max(1, int(sizes.sum()) // 16_384))
-    for piece in pieces:
-        if not len(piece):
-            continue
+    pieces = np.array_split(np.flatnonzero(sizes > 0), max(1, int(sizes.sum()) // 16_384))
+    for piece in (piece for piece in pieces if len(piece)):
         first = offsets[piece[0]]
         rows = np.asarray(embedding_NxD[first : offsets[piece[-1] + 1]], np.float64)
         with np.errstate(invalid="ignore"):
@@ -164,8 +153,7 @@ class LinearScores:
 
     Attributes:
       scaled_to: the L2 norm that all scores but zero ones are scaled to; None leaves them to be
-        clipped. Scores divided by their standard deviation have norm sqrt(candidates), so clipping
-        to a smaller norm is scaling to it: the deviation itself cancels.
+        clipped. So scores that are divided by their standard deviation are clipped to a small norm.
     """
 
     scaled_to: float | None = None

@@ -1,9 +1,9 @@
 """The processes of one computation, which `jax.distributed` joined, and what they agree on.
 
-Such processes share one set of devices, and each has memory and files of its own. All execute the
-same program. Process 0 alone has a run's secret, ledger and files. What follows from these, from a
-remote model or from a clock is a decision: all processes come to it in the same order, process 0
-computes it, and all go on with its value, or with its exception.
+All share one set of devices, and execute the same program. Process 0 alone has a run's secret,
+ledger and files. What follows from these, from a remote model or from a clock is a decision: all
+processes come to it in the same order, process 0 computes it, and all go on with its value, or with
+its exception.
 
 Words go over the key-value store of `jax.distributed`, in which a reader waits as long as it needs,
 and arrays over the devices. A collective of CPUs gives up after 30 seconds, so that processes meet
@@ -39,17 +39,13 @@ from jaxpfl.federated import mesh
 
 T = TypeVar("T")
 
+# Seconds without a sign of life after which a process counts as gone.
 LOST_AFTER = 30.0
-"""Seconds without a sign of life after which a process counts as gone."""
-
+# Seconds after which JAX ends the others if a process is lost before the run has begun. Under way,
+# LOST_AFTER must pass first, on a busy machine too, because JAX says no sentence.
 LOST_BEFORE = 60
-"""Seconds after which JAX ends the others if a process is lost before the run has begun.
-
-Under way, `LOST_AFTER` must pass first, on a busy machine too, because JAX says no sentence."""
-
+# Seconds that the others wait for a process that has not begun the run, and may load its data.
 JOINED_WITHIN = 300.0
-"""Seconds that the others wait for a process that has not begun the run, and may load its data."""
-
 _SIGN_EVERY = 2.0
 # A process that waits for a decision hears of a failure in time to clean up; one that computes does
 # not.
@@ -64,11 +60,10 @@ _ARRAY = "an array of process 0"
 def join(how: str) -> None:
     """Joins the other processes of a command; call it before JAX is asked for its devices.
 
-    Args:
-      how: "auto" for what JAX finds out by itself (Slurm, Kubernetes, Cloud TPU, Open MPI), or
-        HOST:PORT,INDEX/COUNT, such as "10.0.0.5:1234,0/2" for the first of two.
+    `how` is "auto" for what JAX finds out by itself (Slurm, Kubernetes, Cloud TPU, Open MPI), or
+    HOST:PORT,INDEX/COUNT, such as "10.0.0.5:1234,0/2" for the first of two.
     """
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if how != "auto":
         match = re.fullmatch(r"([^,]*:[^,]*),([0-9]+)/([0-9]+)", how)
         if match is None:
@@ -81,9 +76,11 @@ def join(how: str) -> None:
             raise InputError(
                 f"--distributed: the processes of {count} are 0 to {int(count) - 1}, found {index}"
             )
-        given |= dict(coordinator_address=address, num_processes=int(count), process_id=int(index))
+        settings |= dict(
+            coordinator_address=address, num_processes=int(count), process_id=int(index)
+        )
     try:
-        jax.distributed.initialize(**given, heartbeat_timeout_seconds=LOST_BEFORE)
+        jax.distributed.initialize(**settings, heartbeat_timeout_seconds=LOST_BEFORE)
     except (ValueError, RuntimeError) as error:
         hint = "; name the address: --distributed HOST:PORT,INDEX/COUNT" if how == "auto" else ""
         reason = str(error).splitlines()[0]
@@ -163,8 +160,8 @@ class Group(AbstractContextManager["Group"]):
 
         Args:
           compute: its value is made of JSON's types and arrays; a tuple arrives as a list.
-          status: of this process, in JSON's types. If it is given, `compute` gets those of all. Of
-            process 0 it gets the object itself, so that it sees what is added meanwhile.
+          status: of this process, in JSON's types. If it is given, `compute` gets those of all; of
+            process 0 the object itself, so that it sees what is added meanwhile.
         """
         statuses = [status]
         if self._alone:
@@ -288,18 +285,12 @@ class Group(AbstractContextManager["Group"]):
 
 
 def _end(sentence: str, *, orderly: bool = False) -> NoReturn:
-    """Ends this process at once: JAX would wait for the others, and then end it without a word.
-
-    The files are as after any crash.
-
-    Args:
-      orderly: the other process lives, and would wait 100 seconds for one that has not said
-        good-bye before it could exit.
-    """
+    """Ends this process at once: JAX would wait for the others, and then end it without a word."""
     advice = "what was saved is kept: resume the run, with any number of processes"
     with suppress(OSError):
         os.write(2, f"\nerror: {sentence}; {advice}\n".encode())
     if orderly:
+        # The other process lives, and would wait 100 seconds for one that has not said good-bye.
         leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         leaving.start()
         leaving.join(_GRACE)

@@ -25,7 +25,6 @@ import hmac
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -58,14 +57,11 @@ def releaser(
 
 
 class SharedRounds:
-    """The releases of one run; all processes call the same methods in the same order.
-
-    Attributes:
-      environment: the environments of all processes, for the identities of releases.
-    """
+    """The releases of one run; all processes call the same methods in the same order."""
 
     def __init__(self, group: Group) -> None:
         self.decide = group.decide
+        # Of all processes, for the identities of releases.
         self.environment: Any = self.decide("its releases", _environment, identity.environment())
 
     def prepared(
@@ -76,21 +72,40 @@ class SharedRounds:
         Raises:
           InputError: it cannot be shared, or a process has other clients or cannot prepare it.
         """
-        _check_shareable(query, broadcast)
+
+        def require_alike(digests: list[str]) -> None:
+            for index, digest in enumerate(digests):
+                if digest != digests[0]:
+                    raise InputError(
+                        f"process {index} has other clients or another config than process 0: all "
+                        f"must be given the same; nothing was charged for {label}"
+                    )
+
         label = f"query {query.label!r}"
+        # What would fail, or be computed several times.
+        if {*query.execution.devices.devices.flat} != {*jax.devices()}:
+            raise InputError(
+                f"{label} must be computed by all devices of all processes: leave Execution.mesh "
+                "out, or make it of jax.devices()"
+            )
+        for leaf in jax.tree.leaves(broadcast):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+                raise InputError(
+                    f"the broadcast of {label} must be arrays of numbers for several processes, "
+                    f"found {leaf.dtype}: give jax.random.key_data of a key"
+                )
         key = bytes.fromhex(self.decide(label, lambda: os.urandom(16).hex()))
         prepared = PreparedQuery.of(query, broadcast, population, states)
         # Without the key, no guess of clients and program can be tested.
         content = prepared.described(None).encode()
         digest = hmac.new(key, content, hashlib.sha256).hexdigest()
-        self.decide(f"{label}, prepared", partial(_require_alike, label), digest)
+        self.decide(f"{label}, prepared", require_alike, digest)
         return prepared
 
     def sum(self, prepared: PreparedQuery, work: Work | None) -> tuple[Summed, dict[str, Any]]:
         """The sum of a release that was charged, on this process's devices.
 
-        Args:
-          work: None in another process than 0, which gets it from there with the broadcast's bits.
+        Another process than 0 has no `work`, and gets it from there with the broadcast's bits.
         """
         chosen = None if work is None else prepared.drawn(work)
 
@@ -168,30 +183,6 @@ def _environment(environments: list[Any]) -> Any:
     distinct = sorted({json.dumps(own, sort_keys=True) for own in environments})
     # On equal machines, a run has the same identities however many processes share it.
     return [*map(json.loads, distinct)] if distinct[1:] else environments[0]
-
-
-def _require_alike(what: str, digests: list[str]) -> None:
-    for index, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise InputError(
-                f"process {index} has other clients or another config than process 0: all must be "
-                f"given the same; nothing was charged for {what}"
-            )
-
-
-def _check_shareable(query: Query, broadcast: PyTree) -> None:
-    """Refuses a query that would fail, or be computed several times."""
-    if set(query.execution.devices.devices.flat) != set(jax.devices()):
-        raise InputError(
-            f"query {query.label!r} must be computed by all devices of all processes: leave "
-            "Execution.mesh out, or make it of jax.devices()"
-        )
-    for leaf in jax.tree.leaves(broadcast):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise InputError(
-                f"the broadcast of query {query.label!r} must be arrays of numbers for several "
-                f"processes, found {leaf.dtype}: give jax.random.key_data of a key"
-            )
 
 
 def _name(chosen: np.ndarray, work: Work) -> str:

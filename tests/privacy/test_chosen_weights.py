@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from jaxpfl.federated.audits.chosen_weights import weight_trials
 from jaxpfl.privacy import Guarantee
-from jaxpfl.privacy.auditing import lower_bound
+from jaxpfl.privacy.auditing import lower_bound, weight_trials
 from tests.refusals import refusal
 
 RELEASES, TEXTS = 300, 64
