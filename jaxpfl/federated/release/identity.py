@@ -89,7 +89,7 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def code(package: Path) -> str:
-    """The SHA-256 (hex) of the sources that a release follows from, besides the client's program."""
+    """The SHA-256 (hex) of the sources that decide a release, besides the client's program."""
     content = hashlib.sha256()
     for part in _PARTS:
         for file in sorted((package / part).rglob("*.py")):
