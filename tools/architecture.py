@@ -31,7 +31,7 @@ MOST_PARAMETERS = 10
 # adds to them replaces something first. The package is to come down to 46,000 lines.
 MOST_IN_TREE = {
     "jaxpfl": (54_980, 35_880),
-    "tests": (50_300, 38_510),
+    "tests": (50_380, 38_570),
     "benchmarks": (13_380, 9_650),
     "tools": (3_905, 2_870),
 }
