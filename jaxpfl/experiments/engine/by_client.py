@@ -99,11 +99,9 @@ class GroupScores:
         for metric in next(iter(self.means[PRIVATE].values())):
             lines.append(f"{metric}, mean over clients by {self.column}:")
             for row in self.rows(metric):
-                group, *values = row.values()
-                shown = [f"{value:.4g}" for value in values[1:]]
-                names = [*self.means, "cost of noise"]
-                scores = ", ".join(f"{n} {v}" for n, v in zip(names, shown, strict=True))
-                lines.append(f"  {group} ({values[0]} clients): {scores}")
+                group, clients, *_ = row.values()
+                scores = ", ".join(f"{name} {score:.4g}" for name, score in [*row.items()][2:])
+                lines.append(f"  {group} ({clients} clients): {scores}")
         return "\n".join(lines)
 
 

@@ -172,27 +172,24 @@ class Evaluator:
         values = population.columns[column]
         of_examples = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
         clients = next(iter(scores.values())).clients
-        group_C = np.full(len(clients), "", object)
+        places: dict[str, list[int]] = {}
         for place, client in enumerate(clients.tolist()):
             low, high = population.offsets[client : client + 2].tolist()
             own = {str(value) for value in of_examples[low:high]}
             if len(own) > 1:
                 one = "one value for all examples of a client"
                 raise InputError(f"{column!r} must have {one}, found {len(own)} of client {client}")
-            (group_C[place],) = own
-        names = sorted(set(group_C.tolist()))
+            places.setdefault(own.pop(), []).append(place)
+        places = dict(sorted(places.items()))
+        metrics = [name for name in next(iter(scores.values())).scores if name != "count"]
         means = {
             model: {
-                name: {
-                    metric: float(np.mean(values[group_C == name]))
-                    for metric, values in of_clients.scores.items()
-                    if metric != "count"
-                }
-                for name in names
+                group: {name: float(np.mean(own.scores[name][rows])) for name in metrics}
+                for group, rows in places.items()
             }
-            for model, of_clients in scores.items()
+            for model, own in scores.items()
         }
-        return GroupScores(column, {name: int(np.sum(group_C == name)) for name in names}, means)
+        return GroupScores(column, {group: len(rows) for group, rows in places.items()}, means)
 
 
 def check_examples(model: Model, population: Population, name: str) -> None:

@@ -19,6 +19,7 @@ with few examples then take little memory and time. A whole function always gets
 function is traced for one client before that, so that it never sees arrays of several.
 """
 
+import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
@@ -28,9 +29,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxpfl import checks
 from jaxpfl.errors import InformationLeak, InputError
+from jaxpfl.federated.mesh import CLIENTS
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -312,11 +315,16 @@ class TracedClient(NamedTuple):
     client_state: PyTree
 
 
-def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> TracedClient:
-    """Traces the client function for one client.
+def traced(
+    client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples, mesh: Mesh
+) -> TracedClient:
+    """Traces the client function for one client, as a device of the mesh computes it.
+
+    Inside `shard_map`, as in the program of all clients: JAX then traces each method once for both.
+    The axis of clients is there: whoever calls this must refuse collectives (`lanes_of`).
 
     Raises:
-      InformationLeak: it uses a collective over clients or devices.
+      InformationLeak: it names another axis, or has a `shard_map` of its own.
       InputError: it takes other arguments or looks up another column, a step or a round returns
         another state, or the contribution is not a tree of float arrays.
     """
@@ -328,8 +336,7 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         wanted |= {"finish": "(broadcast, state)"}
         wanted |= {"keep": "(broadcast, state, sent)"} if own else {}
         for method, arguments in wanted.items():
-            function = getattr(client_fn, method, None)
-            checks.arguments(f"{method} of {whose}", function, arguments)
+            checks.arguments(f"{method} of {whose}", getattr(client_fn, method, None), arguments)
     else:
         checks.arguments(whose, client_fn, f"(broadcast, {own}examples, key)")
 
@@ -337,7 +344,12 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         sent, last = computed(client_fn, broadcast, client_state, examples, key)
         return sent, next_state(client_fn, broadcast, last, sent) if own else None
 
-    before = jax.eval_shape(partial(first_state, client_fn), broadcast)
+    def here(function: Callable[..., Any], *given: Any) -> jax.stages.Traced:
+        places: Any = {"mesh": mesh, "in_specs": PartitionSpec(), "out_specs": PartitionSpec()}
+        mapped = jax.shard_map(function, axis_names={CLIENTS}, check_vma=False, **places)
+        return jax.jit(mapped).trace(*given)
+
+    before = here(partial(first_state, client_fn), broadcast).out_info
     leaves, extended = jax.tree.leaves(before), jax.dtypes.extended
     if own and not (leaves and not any(jnp.issubdtype(leaf.dtype, extended) for leaf in leaves)):
         raise InputError(
@@ -348,26 +360,27 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
         if isinstance(client_fn, Stepping):
             init, step = (partial(client_part, client_fn, name) for name in ("init", "step"))
             own_state = () if before is None else (before,)
-            first = jax.eval_shape(init, broadcast, *own_state, key)
+            first = here(init, broadcast, *own_state, key).out_info
             batch, mask = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
                 (examples.batches, examples.mask),
             )
-            stepped = jax.eval_shape(step, broadcast, first, batch, mask, key)
+            stepped = here(step, broadcast, first, batch, mask, key).out_info
             _require_equal(f"step of {whose}", "init", first, stepped)
         # `one_round` is new in each call, so that JAX caches nothing of it.
-        program = jax.jit(one_round).trace(broadcast, before, examples, key)
+        program = here(one_round, broadcast, before, examples, key)
     except KeyError as error:
         if len(error.args) != 1 or error.args[0] in examples.batches:
             raise
         columns = f"its examples have the columns {', '.join(sorted(examples.batches))}"
         missing = f"looks up {error.args[0]!r}, which is not there"
         raise InputError(f"{whose} {missing}: {columns}") from error
-    except NameError as error:
-        if "unbound axis name" not in str(error):
+    except (NameError, ValueError) as error:
+        reason, line = str(error).partition("\n")[0], traceback.extract_tb(error.__traceback__)[-1]
+        if "unbound axis name" not in reason and "passed to shard_map" not in reason:
             raise
-        leak = "asks other clients or devices by a collective (psum and the like)"
-        raise InformationLeak(f"{whose} {leak}: {str(error).splitlines()[0]}") from error
+        leak = f"asks other clients or devices ({line.filename}:{line.lineno})"
+        raise InformationLeak(f"{whose} {leak}: {reason}") from error
     except TypeError as error:
         if "not a valid JAX type" not in str(error):
             raise
@@ -379,7 +392,7 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
         kind = ", ".join(map(str, kinds)) or "no array"
         raise InputError(f"{whose} must return a tree of float arrays, found {kind}")
-    return TracedClient(program.jaxpr, contribution, before)
+    return TracedClient(program.jaxpr.eqns[-1].params["jaxpr"], contribution, before)
 
 
 def _require_equal(what: str, first: str, before: PyTree, after: PyTree) -> None:
