@@ -1,9 +1,6 @@
 """Types that say which values a setting may have, and the base of dataclasses that checks them.
 
-rounds: PositiveInt
-chunk: PositiveInt | None = None
-image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-schedule: Literal["cosine", "constant"] = "cosine"
+Such as `chunk: PositiveInt | None`, `image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]`.
 """
 
 import types

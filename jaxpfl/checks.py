@@ -53,10 +53,8 @@ def positive_float32(name: str, value: object) -> float:
     limits = np.finfo(np.float32)
     smallest, largest = float(limits.tiny), float(limits.max)
     if not smallest <= number <= largest:
-        raise InputError(
-            f"{name} must be from {smallest:.3g} to {largest:.3g}, the limits of float32, found "
-            f"{number:g}"
-        )
+        limits_of = f"{smallest:.3g} to {largest:.3g}, the limits of float32"
+        raise InputError(f"{name} must be from {limits_of}, found {number:g}")
     return number
 
 
@@ -119,7 +117,5 @@ def fits_memory(what: str, size: int) -> None:
     """Refuses `what`, of `size` bytes, if this machine does not have so much memory."""
     memory = machine_memory()
     if size > memory:
-        raise InputError(
-            f"{what} would take {size >> 30:,} GiB, but this machine has {memory >> 30:,} GiB of "
-            "memory"
-        )
+        here = f"this machine has {memory >> 30:,} GiB of memory"
+        raise InputError(f"{what} would take {size >> 30:,} GiB, but {here}")

@@ -1,9 +1,8 @@
 """Enables JAX's persistent compilation cache, so that a command compiles each program only once.
 
 A cache key covers the program, the versions of JAX and XLA, their flags and the processor's
-features: another machine or version compiles its own programs. The cache holds programs, never
-their inputs; but an array that a client function closes over is part of its program, and so should
-not be made of clients' data.
+features. The cache holds programs, never their inputs; but an array that a client function closes
+over is part of its program, and so should not be made of clients' data.
 """
 
 import os
@@ -60,10 +59,8 @@ def enabled() -> Iterator[None]:
         yield
         return
     _ignore_unfinished_files()
-    settings = {
-        "jax_compilation_cache_dir": str(path),
-        "jax_persistent_cache_min_compile_time_secs": _LEAST_SECONDS,
-    }
+    settings: dict[str, Any] = {"jax_compilation_cache_dir": str(path)}
+    settings["jax_persistent_cache_min_compile_time_secs"] = _LEAST_SECONDS
     before = {name: getattr(config, name) for name in settings}
     try:
         for name, value in settings.items():

@@ -27,16 +27,12 @@ def processor() -> dict[str, str]:
     The name alone is not enough: rented machines hide it ("AMD EPYC"), and on processors of one
     name that have other instructions, one program may round in another way.
     """
-    try:
-        text = _CPUINFO.read_text(encoding="utf-8")
-    except OSError:
-        return {"model name": platform.processor() or platform.machine()}
+    text = _CPUINFO.read_text("utf-8") if _CPUINFO.exists() else ""
     first = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     fields = {name.strip(): value.strip() for name, _, value in first}
     kind = {name: fields[name] for name in _KIND if name in fields}
     for name in _INSTRUCTIONS:
-        arithmetic = [x for x in fields.get(name, "").split() if x.startswith(_ARITHMETIC)]
-        if arithmetic:
+        if arithmetic := [x for x in fields.get(name, "").split() if x.startswith(_ARITHMETIC)]:
             kind["arithmetic"] = " ".join(sorted(arithmetic))
     return kind or {"model name": platform.processor() or platform.machine()}
 

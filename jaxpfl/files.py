@@ -48,26 +48,19 @@ JSON_NAMES: dict[Any, str] = {
 def user_path(path: str | Path) -> Path:
     """Returns a path as its user means it: a leading ~ and environment variables are replaced.
 
-    Else one ledger would be another file in each working folder. An absolute path keeps the names
-    of variables that are not set.
-
-    Raises:
-      InputError: a relative path has one, there is no such home, or it is an address.
+    Else one ledger would be another file in each working folder. An absolute path keeps variables
+    that are not set. `InputError`: a relative one has one, there is no such home, or an address.
     """
     if str(path) != str(path).encode("utf-8", "replace").decode():
-        raise InputError(
-            f"{path}: expected a path in UTF-8; where its name is, Python takes another encoding "
-            "from the environment: set PYTHONUTF8=1"
-        )
+        how = "where its name is, Python takes another encoding: set PYTHONUTF8=1"
+        raise InputError(f"{path}: expected a path in UTF-8; {how}")
     if "://" in str(path):
         raise InputError(f"{path}: expected a path on this machine, found an address")
     expanded = VARIABLE.sub(lambda name: os.environ.get(name[1] or name[2]) or name[0], str(path))
     expanded = os.path.expanduser(expanded)
     if not os.path.isabs(expanded) and (expanded.startswith("~") or VARIABLE.search(expanded)):
-        raise InputError(
-            f"{path}: expected a path whose home and environment variables are set; what is named "
-            "so is ./~NAME, or an absolute path"
-        )
+        other = "what is named so is ./~NAME, or an absolute path"
+        raise InputError(f"{path}: expected its home and environment variables to be set; {other}")
     return Path(expanded)
 
 
@@ -103,13 +96,11 @@ def fsync_tree(directory: Path) -> None:
 
 
 def without_times(path: Path, *, since: int = 0) -> None:
-    """Gives a file or folder, and all below it, one constant time instead of its own.
-
-    Files written before `since` (nanoseconds, as `st_mtime_ns` has them) stay as they are.
+    """Gives a file or folder, and all below it, one constant time; not what is older than `since`.
 
     The time at which a round ended is private, because it depends on how much the sampled clients
-    hold. Another user's files keep their times; the time at which the kernel last changed an entry
-    (ctime) cannot be set, and no copy has it.
+    hold. Another user's files keep theirs; the time of the last change of an entry (ctime) cannot
+    be set, and no copy has it. `since` is in nanoseconds, as `st_mtime_ns`.
     """
     for entry in (*path.rglob("*"), path):
         with suppress(FileNotFoundError, PermissionError):
@@ -124,10 +115,9 @@ def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> Non
     A lock is on the file and not on its name: its holder does not learn that another file has the
     name. `size` and `end`, its last bytes, are those that this process left.
     """
-    at_path = None
+    at_path, opened = None, os.fstat(descriptor)
     with suppress(FileNotFoundError, NotADirectoryError):
         at_path = os.stat(path)
-    opened = os.fstat(descriptor)
     if at_path is None:
         change = "it is not there any more"
     elif (at_path.st_dev, at_path.st_ino) != (opened.st_dev, opened.st_ino):
@@ -138,10 +128,8 @@ def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> Non
         change = "its last line is not the one that was written"
     else:
         return
-    raise CorruptFile(
-        f"{path}: was changed from outside while this process held it: {change}; nothing more is "
-        "charged, released or saved"
-    )
+    what = f"was changed from outside while this process held it: {change}"
+    raise CorruptFile(f"{path}: {what}; nothing more is charged, released or saved")
 
 
 def require_locks() -> None:
@@ -153,10 +141,8 @@ def require_locks() -> None:
 def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
     """Replaces a file atomically: a reader sees the old content or the new, even after a crash.
 
-    The file has the permissions `mode` from its first byte on, such as 0o600 for a secret.
-
-    Raises:
-      CorruptFile: as `require_locks`; nothing was replaced.
+    The file has the permissions `mode` from its first byte on, such as 0o600 for a secret. If
+    `require_locks` raises, nothing was replaced.
     """
     require_locks()
     content = data.encode() if isinstance(data, str) else data
@@ -208,24 +194,19 @@ def jsonable(value: Any) -> Any:
 
 def npz(arrays: dict[str, Any]) -> bytes:
     """The content of an .npz file with these arrays."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    np.savez(buffer := io.BytesIO(), **arrays)
     return buffer.getvalue()
 
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file that anybody may have written.
 
-    Raises:
-      CorruptFile: it is missing, has more than 256 MiB, or is not what `parse_json` reads; the
-        message names it.
+    `CorruptFile`: it is missing, has more than 256 MiB, or is not what `parse_json` reads.
     """
     try:
-        size = path.stat().st_size
-        if size > _MOST_JSON_BYTES:
-            raise CorruptFile(
-                f"{path}: a JSON file must have at most {_MOST_JSON_BYTES} bytes, found {size}"
-            )
+        if (size := path.stat().st_size) > _MOST_JSON_BYTES:
+            most = f"at most {_MOST_JSON_BYTES} bytes, found {size}"
+            raise CorruptFile(f"{path}: a JSON file must have {most}")
         content = path.read_bytes()
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}{where(path)}") from error
@@ -272,22 +253,18 @@ def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[st
         expected = " or ".join(JSON_NAMES[option] for option in kinds)
         if name not in value:
             raise CorruptFile(f"{where}: the field {name!r} is missing, expected {expected}")
-        type_ = type(value[name])
-        if type_ not in kinds and not (type_ is int and float in kinds):
-            raise CorruptFile(
-                f"{where}: the field {name!r} must be {expected}, found {JSON_NAMES[type_]}"
-            )
+        kind = type(value[name])
+        if kind not in kinds and not (kind is int and float in kinds):
+            both = f"{expected}, found {JSON_NAMES[kind]}"
+            raise CorruptFile(f"{where}: the field {name!r} must be {both}")
     return value
 
 
 def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Reads arrays of numbers and texts.
+    """Reads arrays of numbers and texts, each after a check of its size against the bytes there.
 
-    An array's stated size is compared with the bytes that are there before memory is taken.
-
-    Args:
-      names: the arrays to read, which may be compressed, and fit the memory with a copy. Without
-        any, all of what `npz` wrote, which compresses nothing.
+    With `names`, these arrays, which may be compressed, and fit the memory with a copy. Without,
+    all of what `npz` wrote, which compresses nothing.
 
     Raises:
       InputError: there is no array of a name, or the memory is too small.
@@ -295,7 +272,7 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
+            entries, arrays = archive.infolist(), {}
             sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in entries}
             for name in names:
                 if name not in sizes:
@@ -307,7 +284,6 @@ def read_npz(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
             larger = sum(entry.file_size for entry in entries) > path.stat().st_size
             if not names and (larger or not stored):
                 raise ValueError("arrays must be stored without compression")
-            arrays = {}
             for entry in entries:
                 name = entry.filename.removesuffix(".npy")
                 if name in arrays:
@@ -366,12 +342,10 @@ def make_directory(directory: Path) -> None:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Makes the run directory, if absent, and locks it while the context is open.
+    """Makes the run directory, if absent, and locks it while the context is open, see `lock`.
 
-    At the end all files that were written in it get one constant time, see `without_times`.
-
-    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock.
-    Each holder writes a line of its own into it, for `require_locks`. If an exception leaves the
+    At the end all files that were written in it get one constant time, see `without_times`. Each
+    holder writes a line of its own into the lock, for `require_locks`. If an exception leaves the
     context before anything else was written, the directories that were made are removed.
     """
     made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
@@ -379,10 +353,8 @@ def exclusive(directory: Path) -> Iterator[None]:
     path = directory.absolute() / "run.lock"
     with lock(path) as file:
         if file is None:
-            raise RunLocked(
-                f"{directory}: another process is using this run directory; wait for it or "
-                "choose another --out"
-            )
+            how = "wait for it or choose another --out"
+            raise RunLocked(f"{directory}: another process is using this run directory; {how}")
         content = f"{os.urandom(8).hex()}\n".encode()
         _LOCKS[path] = file.fileno(), content
         began = 2**63

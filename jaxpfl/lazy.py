@@ -80,7 +80,5 @@ def require(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise InputError(
-            f"this needs {module}, which cannot be imported ({error}): "
-            f"pip install 'jaxpfl[{extra}]'"
-        ) from error
+        how = f"({error}): pip install 'jaxpfl[{extra}]'"
+        raise InputError(f"this needs {module}, which cannot be imported {how}") from error

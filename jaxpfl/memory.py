@@ -17,15 +17,11 @@ def give_back_after_compiling() -> None:
     """Makes glibc give back the memory of the compiler; does nothing with another C library.
 
     The compiler frees almost all that it took. glibc keeps these pages for what is allocated next,
-    but arrays are too large for them: the process would hold both. So each compilation is followed
-    by `malloc_trim`.
-
-    Arrays of over 32 MiB get pages of their own. Because this limit is fixed, the process does not
-    grow over its rounds. With a limit of 1 MiB it needs less memory, but rounds of few clients take
-    up to 1.9 times as long, because the system clears new pages for each array. For the same reason
-    up to 128 MiB that are free again are kept, and an emptied part of 64 MiB, which glibc uses for
-    each thread: with 32 MiB, a round of 10 clients asked for 15,000 pages anew, with glibc's rule,
-    128 KiB, even one with programs of 22 MiB did.
+    but arrays are too large for them: so each compilation is followed by `malloc_trim`. Arrays of
+    over 32 MiB get pages of their own: as this limit is fixed, the process does not grow over its
+    rounds. With 1 MiB, rounds of few clients take up to 1.9 times as long, because the system
+    clears new pages for each array. So up to 128 MiB that are free again are kept, too, and an
+    emptied part of 64 MiB of a thread: with 32 MiB, a round of 10 clients asked for 15,000 pages.
     """
     import jax
 

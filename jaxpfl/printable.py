@@ -63,9 +63,6 @@ def template(package: str, name: str) -> Any:
 def facts(title: str, values: Mapping[str, object]) -> str:
     """HTML of the facts that are known. None may be private, because notebooks are passed on."""
     cell = "<td style='text-align: left; vertical-align: top; white-space: pre-wrap'>"
-    rows = "".join(
-        f"<tr>{cell}{escape(name)}</td>{cell}{escape(str(value))}</td></tr>"
-        for name, value in values.items()
-        if value not in (None, "")
-    )
-    return f"<b>{escape(title)}</b><table>{rows}</table>"
+    texts = {name: str(value) for name, value in values.items() if value not in (None, "")}
+    rows = (f"<tr>{cell}{escape(n)}</td>{cell}{escape(x)}</td></tr>" for n, x in texts.items())
+    return f"<b>{escape(title)}</b><table>{''.join(rows)}</table>"

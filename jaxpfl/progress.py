@@ -23,10 +23,7 @@ _T = TypeVar("_T")
 class Messages:
     """A text stream that never fails: what it cannot take is dropped, and the work goes on.
 
-    Its disk may be full, it may be closed, its reader may be gone, or its terminal.
-
-    Attributes:
-      lost: the last error; None while everything was written.
+    Its disk may be full, or its reader gone; `lost` is the last error, None without one.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -50,10 +47,8 @@ class Messages:
 class Progress:
     """A context manager that shows how many of `total` steps are done, how fast, and some values.
 
-    Args:
-      step: what one step is called, such as "round".
-      clients: planned clients per step, to show clients per second. Never the sampled number,
-        which is private.
+    A `step` is called "round", for example. `clients` is their planned number in a step, to show
+    clients per second. Never the sampled number, which is private.
     """
 
     latest: ClassVar[str] = ""  # the last line in this process; PRIVATE, as every time is
@@ -70,9 +65,9 @@ class Progress:
     ) -> None:
         self._label, self._total, self._step, self._clients = label, total, step, clients
         self._progress, self._start, self._waiting, self._values = progress, 0, waiting, ""
-        self._said = time.monotonic()
         # The steps after which the speed is measured, and when: the first step compiles.
         self._timed: tuple[int, float] | None = None
+        self._said = time.monotonic()
         self._bar: Any = None
         self._cell: Any = None
         if progress:
@@ -142,9 +137,8 @@ class Progress:
             if self._cell is None:
                 self.message(line)
             else:
-                self._cell(
-                    f"<progress value={done} max={self._total or done}></progress> {escape(line)}"
-                )
+                bar = f"<progress value={done} max={self._total or done}></progress>"
+                self._cell(f"{bar} {escape(line)}")
 
     def message(self, text: str) -> None:
         """Prints a line above the bar, even where progress is switched off."""

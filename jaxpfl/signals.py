@@ -1,9 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP stop a run after its current round, so that it can be saved.
 
+Before the first round, and in whatever has no rounds, they end the command at once, as exceptions.
 SIGHUP says that the terminal is gone. Where it is ignored, as under nohup, it stays so.
-
-Before the first round, and in whatever has no rounds, they end the command at once, as exceptions,
-so that what was begun is put in order.
 """
 
 import os
@@ -87,13 +85,10 @@ def resumable(directory: Path) -> Iterator[None]:
 def caught_signals(late: str | None = None) -> Iterator[list[int]]:
     """Collects the first signal, so that the round can end; a second one acts at once.
 
-    The first is answered at once by a line on stderr.
-
-    Args:
-      late: the message of the `Interrupted` that is raised if a signal was collected and the block
-        ended without an exception: what follows the run, such as the next point of a sweep, must
-        not begin. In another exception `require_none_answered` finds the signal. None = such a
-        signal is dropped.
+    The first is answered by a line on stderr. If the block ends without an exception, `Interrupted`
+    with the message `late` is raised: what follows the run, such as the next point of a sweep, must
+    not begin. Without `late` the signal is dropped. An exception carries it, for
+    `require_none_answered`.
     """
     caught: list[int] = []
     numbers = (signal.SIGINT, *_ends())
@@ -119,10 +114,7 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
 
 
 def require_none_answered(failure: BaseException, message: str) -> None:
-    """Raises `Interrupted`, with the message, if a signal was answered before a run failed.
-
-    That is, while the run went on that `failure`, or one of its causes, ended.
-    """
+    """Raises `Interrupted` if a signal was answered before `failure`, or a cause of it, came."""
     error: BaseException | None = failure
     seen: list[BaseException] = []
     while error is not None and error not in seen:

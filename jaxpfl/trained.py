@@ -5,11 +5,9 @@
     table = model.predict([[0.5, 1.2], [0.1, 3.0]])       # features
     logs = model.log_probabilities([[0.5, 1.2]])          # float32 [rows, classes]
 
-A folder has, besides weights and settings (`models.checkpoints`) and the words of a language model:
-
-    fields.json    which fields of a table are the model's "text" or "features", its "label", and
-                   its "classes", names of the labels 0, 1, ... where there are some; "tokens" where
-                   token ids are of no file: ["characters"] of `text.tokenisers.characters`
+Besides weights, settings (`models.checkpoints`) and words, a folder has fields.json: which fields
+of a table are the model's "text" or "features", its "label", and its "classes", names of the labels
+0, 1, ... where there are some; "tokens" where token ids are of no file: ["characters"].
 
 Nothing of algorithms, federated or experiments is imported, and no file is executed.
 """
@@ -147,12 +145,10 @@ class Trained:
         if not len(inputs):
             raise InputError("there are no rows to predict for")
         parts = []
-        for start in range(0, len(inputs), block):
-            part = inputs[start : start + block]
-            padding = [(0, block - len(part)), *[(0, 0)] * (part.ndim - 1)]
-            predicted = function(self.model, self.params, np.pad(part, padding))
-            parts.append(np.asarray(predicted)[: len(part)])
-        return np.concatenate(parts)
+        padding = [(0, -len(inputs) % block), *[(0, 0)] * (inputs.ndim - 1)]
+        for part in np.split(np.pad(inputs, padding), range(block, len(inputs), block)):
+            parts.append(np.asarray(function(self.model, self.params, part)))
+        return np.concatenate(parts)[: len(inputs)]
 
     def _read(self, rows: Any) -> tuple[str, list[int], Any]:
         """What names the rows in messages, their numbers, and what the model reads of them."""
@@ -163,15 +159,13 @@ class Trained:
             numbers = list(range(1, population.num_examples + 1))
             if population.unit.endswith("row"):
                 of_client = np.array(population.client_ids.to_pylist(), np.int64)
-                numbers = np.repeat(of_client, np.diff(population.offsets)).tolist()
+                numbers = np.repeat(of_client, population.sizes()).tolist()
         else:
             if isinstance(rows, Mapping) or hasattr(rows, "columns") or hasattr(rows, "schema"):
                 # Their order need not be that of the features.
                 named_columns = ", ".join(self.fields.get("features", [])) or name
-                raise InputError(
-                    f"rows: expected an array, texts or the path of a table, found columns with "
-                    f"names: give the values of {named_columns}, in this order"
-                )
+                expected = "expected an array, texts or the path of a table, found named columns"
+                raise InputError(f"rows: {expected}: give {named_columns}, in this order")
             where, inputs = "rows", data.columns.as_column("rows", rows)
             numbers = list(range(1, len(inputs) + 1))
         if name == "text":
@@ -188,17 +182,17 @@ class Trained:
         with named(where):
             self.model.check_inputs({name: inputs})
         if data.columns.not_finite(inputs):
-            unfit = ~np.isfinite(inputs.astype(np.float32).reshape(len(inputs), -1)).all(1)
-            row = numbers[int(np.argmax(unfit))]
+            finite = np.isfinite(inputs.astype(np.float32).reshape(len(inputs), -1)).all(1)
+            row = numbers[int(np.argmin(finite))]
             raise InputError(f"{where}, row {row}: {name} must be finite numbers, found others")
         return where, numbers, inputs
 
     def _column(self, table: data.Population) -> str:
         """The column of a table that the model reads."""
-        name, columns = self._input_name(), table.columns
-        if name not in columns:
-            raise InputError(f"{table.name}: the model reads {name!r}, found {', '.join(columns)}")
-        return name
+        if (name := self._input_name()) in table.columns:
+            return name
+        columns = ", ".join(table.columns)
+        raise InputError(f"{table.name}: the model reads {name!r}, found {columns}")
 
     def _input_name(self) -> str:
         """The column that the model reads; refuses a model that predicts nothing for rows."""
@@ -242,20 +236,16 @@ class Trained:
         rows = zip(numbers, self._ids(texts), strict=True)
         if unknown := [number for number, ids in rows if oov in ids]:
             fields = ",".join(self.fields.get("text", ["text"]))
-            warnings.warn(
-                f"{where}, row {unknown[0]}: field {fields!r} has words that the model does not "
-                "know, and other rows may: it reads each as one unknown word",
-                stacklevel=3,
-            )
+            words = "words that the model does not know, and other rows may: it reads each as one"
+            message = f"{where}, row {unknown[0]}: field {fields!r} has {words} unknown word"
+            warnings.warn(message, stacklevel=3)
         names: Any = self.words.tokens if is_words else ["", *characters.CHARACTERS]
-        ids = range(oov + 1, len(names)) if is_words else range(1, len(names))
-        some_BxV = self.log_probabilities(texts)[:, ids.start : ids.stop]
+        first, predicted = oov + 1 if is_words else 1, dict[str, Any]()
+        some_BxV = self.log_probabilities(texts)[:, first : len(names)]
         best_BxK = np.argsort(-some_BxV, axis=1, kind="stable")[:, :_WORDS]
-        predicted: dict[str, Any] = {}
         for place, best_B in enumerate(best_BxK.T, 1):
-            predicted[f"word_{place}"] = [names[ids.start + index] for index in best_B]
-            logs_B = np.take_along_axis(some_BxV, best_B[:, None], 1)[:, 0]
-            predicted[f"probability_{place}"] = np.exp(logs_B)
+            predicted[f"word_{place}"] = [names[first + index] for index in best_B]
+            predicted[f"probability_{place}"] = np.exp(some_BxV[np.arange(len(best_B)), best_B])
         return predicted
 
 
@@ -290,18 +280,15 @@ def load(folder: str | Path, own: Model | None = None) -> Trained:
         raise InputError(f"{folder}: holds a run: `jaxpfl export {folder} FOLDER` writes its model")
     inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if inner and not any(folder.glob("*config.json")):
-        raise InputError(
-            f"{folder}: holds several models, name one of them: "
-            + ", ".join(str(folder / name) for name in inner)
-        )
+        names = ", ".join(str(folder / name) for name in inner)
+        raise InputError(f"{folder}: holds several models, name one of them: {names}")
     model, params = folders.load(folder, own)
-    path, fields = folder / FIELDS, {}
-    if path.exists():
-        fields = files.read_record(path)
-        for names in fields.values():
-            texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            if not texts or len(set(names)) != len(names):
-                raise CorruptFile(f"{path}: expected lists of different names")
+    path = folder / FIELDS
+    fields = files.read_record(path) if path.exists() else {}
+    for names in fields.values():
+        texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not texts or len(set(names)) != len(names):
+            raise CorruptFile(f"{path}: expected lists of different names")
     words: Any = CHARACTERS if fields.get("tokens") == [CHARACTERS] else None
     if (folder / VOCABULARY).exists():
         words = Vocabulary.load(folder / VOCABULARY)

@@ -15,13 +15,13 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache, files
 from jaxpfl.cli import begin, data, privacy, runs
-from jaxpfl.cli.common import path
+from jaxpfl.cli.common import add, path
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.printable import printable
 from jaxpfl.progress import Messages
@@ -67,14 +67,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Command(NamedTuple):
-    """A command of the command line.
+    """A command; `run` takes parsed and, if it `takes_overrides`, unknown arguments, a config's.
 
-    `run` takes the parsed and the unknown arguments, which set keys of a config if the command
-    `takes_overrides`. The entry "text" of its result is printed, or with --json all others, but for
-    "exit_code", which is 0 if absent.
+    The entry "text" of its result is printed, or with --json all others, but for "exit_code", which
+    is 0 if absent.
     """
 
-    add: Callable[[argparse.ArgumentParser], None]
+    arguments: Mapping[str, str]  # see `common.add`
     run: Callable[[argparse.Namespace, Sequence[str]], dict[str, Any]]
     help: str
     example: str
@@ -82,63 +81,55 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "run": _Command(runs.add_run, runs.run, "Carry out an experiment.",
+    "run": _Command(runs.RUN, runs.run, "Carry out an experiment.",
         "run quickstart --out runs/mine --training.rounds 30", takes_overrides=True),
-    "init": _Command(begin.add_init, begin.init, "Write a config that runs on a table of your own.",
+    "init": _Command(begin.INIT, begin.init, "Write a config that runs on a table of your own.",
         "init messages.csv --client user --text message"),
-    "synthesize": _Command(
-        begin.add_synthesize, begin.synthesize,
+    "synthesize": _Command(begin.SYNTHESIZE, begin.synthesize,
         "Choose public texts that, together, are like those of your own table, by one release.",
         "synthesize messages.csv --client user --text message --public news.jsonl --epsilon 4"),
     "configs": _Command(
-        begin.add_configs, begin.configs, "List the configs that come with jaxpfl.", "configs"),
-    "data": _Command(data.add, data.run, "List the data sets that the configs read, and fetch one.",
+        begin.CONFIGS, begin.configs, "List the configs that come with jaxpfl.", "configs"),
+    "data": _Command(
+        data.DATA, data.run, "List the data sets that the configs read, and fetch one.",
         "data get shakespeare --folder data/tff"),
     "resume": _Command(
-        runs.add_resume, runs.resume, "Continue an interrupted run, to the same final bits.",
+        runs.RESUME, runs.resume, "Continue an interrupted run, to the same final bits.",
         "resume runs/mine"),
-    "sweep": _Command(
-        runs.add_sweep, runs.sweep, "Carry out one experiment at every point of a grid.",
+    "sweep": _Command(runs.SWEEP, runs.sweep, "Carry out one experiment at every point of a grid.",
         "sweep grid.yaml --out runs/grid --seeds 3", takes_overrides=True),
-    "export": _Command(
-        runs.add_export, runs.export,
+    "export": _Command(runs.EXPORT, runs.export,
         "Write what a finished run made, a model or synthetic texts, in formats others read.",
         "export runs/mine exported"),
     "predict": _Command(
-        runs.add_predict, runs.predict, "Write what a trained model predicts for a table's rows.",
+        runs.PREDICT, runs.predict, "Write what a trained model predicts for a table's rows.",
         "predict exported new.csv --out predictions.csv"),
-    "report": _Command(runs.add_report, runs.report, "Write a run's report.html and plots anew.",
+    "report": _Command(runs.REPORT, runs.report, "Write a run's report.html and plots anew.",
         "report runs/mine"),
-    "compare": _Command(
-        runs.add_compare, runs.compare,
+    "compare": _Command(runs.COMPARE, runs.compare,
         "Put runs side by side: the settings that differ, scores and curves.",
         "compare runs/mine runs/mine-2 --out runs/compared"),
     "convert": _Command(
-        data.add_convert, data.run_convert, "Write clients' data to a folder that opens at once.",
+        data.CONVERT, data.run_convert, "Write clients' data to a folder that opens at once.",
         "convert 'clients.jsonl.gz?client=author&text=body' clients"),
     "convert-model": _Command(
-        data.add_convert_model, data.run_convert_model, "Write a GGUF file's model to a folder.",
+        data.CONVERT_MODEL, data.run_convert_model, "Write a GGUF file's model to a folder.",
         "convert-model SmolLM2-135M-Instruct.Q4_1.gguf smollm2"),
-    "budget": _Command(
-        privacy.add_budget, privacy.budget,
+    "budget": _Command(privacy.BUDGET, privacy.budget,
         "Show what all releases in a ledger, or in several, have cost together.",
         "budget runs/mine/ledger.jsonl --delta 1e-5"),
-    "verify": _Command(
-        privacy.add_verify, privacy.verify,
+    "verify": _Command(privacy.VERIFY, privacy.verify,
         "Check certificates: compute each epsilon again, and compare ledgers and weights.",
         "verify runs/mine/certificate.json --ledger runs/mine/ledger.jsonl"),
-    "calibrate": _Command(
-        privacy.add_calibrate, privacy.calibrate,
+    "calibrate": _Command(privacy.CALIBRATE, privacy.calibrate,
         "Compute the noise that an epsilon needs, or the epsilon that a noise gives.",
         "calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 "
         "--clients-per-round 1000"),
-    "audit": _Command(
-        privacy.add_audit, privacy.audit,
+    "audit": _Command(privacy.AUDIT, privacy.audit,
         "Attack the releases of a config, for a lower bound on their epsilon; or compare how much "
         "published texts repeat training clients and held-out ones.",
         "audit quickstart --runs 16", takes_overrides=True),
-    "fred": _Command(
-        begin.add_fred, begin.fred,
+    "fred": _Command(begin.FRED, begin.fred,
         "Rank public corpora by a private Frechet distance to clients' data.",
         "fred --private docstrings:jax,scipy --candidates docstrings:numpy docstrings:rich "
         "--epsilon 0.6 --delta 2e-6"),
@@ -147,26 +138,18 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    shared: dict[str, Any] = {
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-        "allow_abbrev": False,
-    }
+    shared: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     description = "Private federated learning in JAX: simulate it, measure it, trust it."
     made = _Parser(prog="jaxpfl", description=description, epilog=_EXIT_CODES, **shared)
     made.add_argument("--version", action="version", version=f"jaxpfl {version('jaxpfl')}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
-        added = commands.add_parser(
-            name,
-            help=command.help,
-            description=command.help,
-            epilog=f"example:\n  jaxpfl {command.example}\n\n{_EXIT_CODES}",
-            **shared,
-        )
-        text = "print one JSON object on stdout, and nothing else"
-        added.add_argument("--json", action="store_true", help=text)
+        texts = {"help": command.help, "description": command.help}
+        texts["epilog"] = f"example:\n  jaxpfl {command.example}\n\n{_EXIT_CODES}"
+        added = commands.add_parser(name, **texts, **shared)
+        add(added, {"--json": "print one JSON object on stdout, and nothing else"})
         added.set_defaults(command=command)
-        command.add(added)
+        add(added, command.arguments)
         if command.takes_overrides:
             usage = added.format_usage().removeprefix("usage: ").rstrip()
             added.usage = f"{usage} [--section.key VALUE ...]"
@@ -204,13 +187,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, str(error) or "interrupted", 128 + getattr(error, "number", 2), as_json)
     except OSError as error:
         # A failed write does not name its file.
-        given_place = getattr(parsed, "out", None) or getattr(parsed, "directory", None)
-        place, hint = error.filename or given_place, ""
-        if isinstance(error, FileNotFoundError) and error.filename:
-            hint = files.where(error.filename)
+        parts = vars(parsed)
+        named: Any = error.filename or parts.get("out") or parts.get("directory")
+        hint = files.where(named) if isinstance(error, FileNotFoundError) and error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             hint = "; make room: what was saved is kept, and a run goes on with `jaxpfl resume DIR`"
-        where = f"{place}: " if place else ""
+        where = f"{named}: " if named else ""
         return _fail(error, f"{where}{error.strerror or error}{hint}", 1, as_json)
     except SystemExit as ended:
         if ended.code:

@@ -22,8 +22,6 @@ _TABLE = (
     "a table: .csv, .tsv, .json, .jsonl, .parquet or .xlsx; or a folder, or a path with *; also "
     "with options, as in 'FILE?encoding=latin-1&missing=drop', see docs/own_data.md"
 )
-_PUBLIC = "public texts, each SOURCE or NAME=SOURCE, or a folder of such files"
-_TASKS = ("training", "synthetic-text")
 
 
 def _stem(file: str) -> str:
@@ -33,9 +31,7 @@ def _stem(file: str) -> str:
     return name.partition(".")[0]
 
 
-def add_configs(parser: argparse.ArgumentParser) -> None:
-    text = "print this config, for you to change: jaxpfl configs quickstart > mine.yaml"
-    parser.add_argument("name", metavar="NAME", nargs="?", help=text)
+CONFIGS = {"name NAME?": "print this one, to change it: jaxpfl configs quickstart > mine.yaml"}
 
 
 def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -51,28 +47,24 @@ def configs(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     for name, about in sorted(abouts.items(), key=lambda item: bool(item[1].needs)):
         own = ", or the command in its first lines" if about.without_data else ""
         needs = f"  (needs {', '.join(about.needs)}{own})" if about.needs else ""
-        lines.append(f"jaxpfl {about.command} {name}{needs}")
-        lines.append(f"    {textwrap.shorten(about.sentence, 90, placeholder=' ...')}")
+        sentence = textwrap.shorten(about.sentence, 90, placeholder=" ...")
+        lines += [f"jaxpfl {about.command} {name}{needs}", f"    {sentence}"]
     lines.append("\n`jaxpfl configs NAME` prints one, for you to change.")
-    return {
-        "configs": {name: about._asdict() for name, about in abouts.items()},
-        "text": "\n".join(lines),
-    }
+    records = {name: about._asdict() for name, about in abouts.items()}
+    return {"configs": records, "text": "\n".join(lines)}
 
 
-def add_init(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help=_TABLE)
-    common.add_path(parser, "--out", "CONFIG", "what to write (default: NAME-OF-FILE.yaml)")
-    task = "training (default); synthetic-text: only shows the command that chooses public texts"
-    parser.add_argument(
-        "--task", type=lambda t: t.replace("_", "-"), choices=_TASKS, default=_TASKS[0], help=task
-    )
-    for name, text in _COLUMNS.items():
-        parser.add_argument(f"--{name}", metavar="COLUMN", help=text)
+INIT = {
+    "file TABLE": _TABLE,
+    "--out CONFIG": "what to write (default: NAME-OF-TABLE.yaml)",
+    "--task {training,synthetic-text}=training": "training (default); synthetic-text: only shows "
+    "the command that chooses public texts",
+    **{f"--{name} COLUMN": text for name, text in _COLUMNS.items()},
+}
 
 
 def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    if arguments.task == _TASKS[1]:
+    if arguments.task == "synthetic-text":
         given = [f"--{n} {shlex.quote(getattr(arguments, n) or n)}" for n in ("client", "text")]
         table = shlex.quote(arguments.file)
         line = f"jaxpfl synthesize {table} {' '.join(given)} --public FOLDER --epsilon 4"
@@ -96,31 +88,25 @@ def init(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     return {"config": str(out), "text": text}
 
 
-def add_synthesize(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help=_TABLE)
-    for name in ("client", "text"):
-        parser.add_argument(f"--{name}", metavar="COLUMN", help=_COLUMNS[name])
-    parser.add_argument("--public", metavar="SOURCE", nargs="+", required=True, help=_PUBLIC)
-    parser.add_argument("--epsilon", type=float, required=True, help="smaller is more private")
-    delta = "default: a power of ten, at most 0.1 / the number of clients, which is public"
-    parser.add_argument("--delta", type=float, help=delta)
-    texts = "how many texts to choose (default: 1000)"
-    parser.add_argument("--texts", type=int, metavar="N", default=1_000, help=texts)
-    embedder = "hashed, minilm, ... or several (default: minilm if its weights are here, or hashed)"
-    parser.add_argument("--embedder", metavar="NAME", nargs="+", help=embedder)
-    judge = "an embedder that only reports how near the texts are; takes a tenth of the release"
-    parser.add_argument("--judge", metavar="NAME", help=judge)
-    cut = "cut all texts alike: messages (default), sentences, words:N or documents:N"
-    parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
-    writer = "let a model continue chosen texts, and choose anew, at no further cost: smollm2, "
-    writer += "another published model or ADDRESS#MODEL (default: none)"
-    parser.add_argument("--writer", metavar="MODEL", help=writer)
-    label = "a column of labels: texts are chosen for each of --labels, by one release"
-    parser.add_argument("--label", metavar="COLUMN", help=label)
-    labels = "the PUBLIC list of labels, with commas; texts with other labels are left out"
-    parser.add_argument("--labels", metavar="A,B,...", help=labels)
-    common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
-    common.add_path(parser, "--out", "DIR", "default: runs/NAME-OF-FILE")
+SYNTHESIZE = {
+    "file TABLE": _TABLE,
+    **{f"--{name} COLUMN": _COLUMNS[name] for name in ("client", "text")},
+    "--public SOURCE+!": "public texts, each SOURCE or NAME=SOURCE, or a folder of such files",
+    "--epsilon EPSILON!": "smaller is more private",
+    "--delta DELTA": "default: a power of ten, at most 0.1 / the public number of clients",
+    "--texts N=1000": "how many texts to choose (default: 1000)",
+    "--embedder NAME+": "hashed, minilm, ... or several (default: minilm if its weights are here, "
+    "or hashed)",
+    "--judge NAME": "an embedder that only reports how near the texts are; takes a tenth of the "
+    "release",
+    "--cut RULE=messages": "",
+    "--writer NAME": "let a model continue chosen texts, and choose anew, at no further cost: "
+    "smollm2, another published model or ADDRESS#MODEL (default: none)",
+    "--label COLUMN": "a column of labels: texts are chosen for each of --labels, by one release",
+    "--labels A,B,...": "the PUBLIC list of labels; texts with other labels are left out",
+    "--ledger FILE": "",
+    "--out DIR": "default: runs/NAME-OF-TABLE",
+}
 
 
 def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -130,10 +116,8 @@ def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any
     from jaxpfl.experiments.own_table import config_of, source_of
 
     if (arguments.label is None) != (arguments.labels is None):
-        raise InputError(
-            "--label COLUMN and --labels A,B,... must come together: which labels the table has is "
-            "private, so that they must be a public list"
-        )
+        why = "which labels the table has is private, so that they must be a public list"
+        raise InputError(f"--label COLUMN and --labels A,B,... must come together: {why}")
     columns = {"client": arguments.client, "text": arguments.text, "columns": arguments.label}
     names = ("epsilon", "delta", "texts", "embedder", "judge", "cut", "writer", "ledger")
     given = {name: getattr(arguments, name) for name in names}
@@ -148,32 +132,30 @@ def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any
     return carry_out.run(config, out, command=arguments.command_line).to_dict()
 
 
-def add_fred(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--private", metavar="SOURCE", required=True, help="the clients")
-    corpora = "public corpora, each SOURCE or NAME=SOURCE, such as 'wiki.csv?text=article'"
-    parser.add_argument("--candidates", metavar="SOURCE", nargs="+", required=True, help=corpora)
-    parser.add_argument("--epsilon", type=float, required=True, help="smaller is more private")
-    parser.add_argument("--delta", type=float, required=True, help="below 1 / clients")
-    unit = "what is protected: a client with all it holds (default), or one example"
-    parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
-    mode = "paper: Algorithm 1 as printed, by example; charges what it really costs; N is public"
-    parser.add_argument("--mode", choices=("exact", "paper"), default="exact", help=mode)
-    population = "the number of clients (or examples), if it is public: spares its noise"
-    parser.add_argument("--population", type=int, metavar="N", help=population)
-    embedder = "hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ..."
-    parser.add_argument("--embedder", metavar="NAME", default="hashed", help=embedder)
-    parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
-    most = "embed at most K random examples of a client (default: 64); with --unit example, all"
-    parser.add_argument("--max-examples", type=int, metavar="K", default=64, help=most)
-    cut = "cut all texts alike: messages (default), sentences, words:N or documents:N"
-    parser.add_argument("--cut", metavar="RULE", default="messages", help=cut)
-    choose = "also choose N single texts of all corpora by the same release, at no further cost"
-    parser.add_argument("--choose", type=int, metavar="N", help=choose)
-    file = "the file for the chosen texts, .jsonl or .parquet (default: OUT/chosen.jsonl)"
-    common.add_path(parser, "--texts", "FILE", file)
-    common.add(parser, "--distributed")
-    common.add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
-    common.add_path(parser, "--out", "DIR", "default: runs/fred")
+FRED = {
+    "--private SOURCE!": "the clients",
+    "--candidates SOURCE+!": "public corpora, each SOURCE or NAME=SOURCE, such as "
+    "'wiki.csv?text=article'",
+    "--epsilon EPSILON!": "smaller is more private",
+    "--delta DELTA!": "below 1 / clients",
+    "--unit {client,example}=client": "what is protected: a client with all it holds (default), or "
+    "one example",
+    "--mode {exact,paper}=exact": "paper: Algorithm 1 as printed, by example; charges what it "
+    "really costs; N is public",
+    "--population N": "the number of clients (or examples), if it is public: spares its noise",
+    "--embedder NAME=hashed": "hashed (default), minilm, encoder:FOLDER, "
+    "sentence-transformers:NAME, ...",
+    "--clip-norm NORM=1.0": "of embeddings (default: 1)",
+    "--max-examples K=64": "embed at most K random examples of a client (default: 64); with --unit "
+    "example, all",
+    "--cut RULE=messages": "",
+    "--choose N": "also choose N single texts of all corpora by the same release, at no further "
+    "cost",
+    "--texts FILE": "the chosen texts, .jsonl or .parquet (default: OUT/chosen.jsonl)",
+    "--distributed HOW": "",
+    "--ledger FILE": "",
+    "--out DIR": "default: runs/fred",
+}
 
 
 def fred(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -194,20 +176,12 @@ def fred(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         if arguments.population is not None:
             raise InputError("--mode paper publishes their number: leave out --population")
         clients = Cut.without_model(arguments.cut).population(open_population(private))
-        examples = clients.num_examples
-        plan = FredPlan.as_printed(**given, examples=examples, clients=len(clients))
+        given |= {"examples": clients.num_examples, "clients": len(clients)}
+        plan = FredPlan.as_printed(**given)
     else:
         given |= {"unit": arguments.unit, "population": arguments.population}
         plan = FredPlan.calibrated(**given, max_examples=arguments.max_examples)
-    record = choose_corpus(
-        private,
-        arguments.candidates,
-        plan=plan,
-        embedder_name=arguments.embedder,
-        cut=arguments.cut,
-        choose=arguments.choose,
-        texts=arguments.texts,
-        out=arguments.out or common.unused("fred"),
-        ledger=arguments.ledger,
-    )
+    how = {name: getattr(arguments, name) for name in ("cut", "choose", "texts", "ledger")}
+    how |= {"embedder_name": arguments.embedder, "out": arguments.out or common.unused("fred")}
+    record = choose_corpus(private, arguments.candidates, plan=plan, **how)
     return {**record, "text": table(record)}

@@ -3,8 +3,9 @@
 import argparse
 import dataclasses
 import itertools
+import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,31 +22,29 @@ def path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-_SHARED: dict[str, dict[str, Any]] = {
-    "config": {
-        "metavar": "CONFIG",
-        "type": path,
-        "help": "a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; "
-        "`jaxpfl configs` lists them",
-    },
-    "directory": {"metavar": "RUN", "type": path, "help": "directory of a run"},
-    "--dry-run": {
-        "action": "store_true",
-        "help": "show shapes, memory and epsilon; read no client; fetch, charge and write nothing "
-        "(--data.clients N: their number, if it is not in the config)",
-    },
-    "--distributed": {
-        "metavar": "HOW",
-        "help": "share the run with the same command in other processes, such as one a machine: "
-        "auto (Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with HOST:PORT "
-        "of process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there",
-    },
-    "--launcher": {
-        "choices": ("ray", "slurm"),
-        "help": "share a run, or each run of a sweep, among processes on --hosts N nodes",
-    },
-    "--accountant": {"help": "pld, rdp, ... (default: what fits the sampling)"},
-    "--hosts": {"type": int, "metavar": "N", "help": "the number of nodes of --launcher"},
+_SHARED = {
+    "config": "a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; "
+    "`jaxpfl configs` lists them",
+    "directory": "directory of a run",
+    "--dry-run": "show shapes, memory and epsilon; read no client; fetch, charge and write nothing "
+    "(--data.clients N: their number, if it is not in the config)",
+    "--distributed": "share the run with the same command in other processes, such as one a "
+    "machine: auto (Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with "
+    "HOST:PORT of process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there",
+    "--accountant": "pld, rdp, ... (default: what fits the sampling)",
+    "--cut": "cut all texts alike: messages (default), sentences, words:N or documents:N",
+    "--ledger": "default: OUT/ledger.jsonl",
+}
+LAUNCHED = {
+    "--launcher {ray,slurm}": "share a run, or each run of a sweep, among processes on --hosts N "
+    "nodes",
+    "--hosts N": "the number of nodes of --launcher",
+}
+_TYPES = {
+    **dict.fromkeys(("EPSILON", "DELTA", "NORM", "SHARE", "MULTIPLIER"), float),
+    **dict.fromkeys(("N", "K", "IDS", "ROUNDS", "CLIENTS"), int),
+    **dict.fromkeys(("CONFIG", "RUN", "FILE", "DIR", "FOLDER", "MODEL", "LEDGER"), path),
+    **dict.fromkeys(("CERTIFICATE", "OUT"), path),
 }
 
 
@@ -63,10 +62,7 @@ def use_run(directory: Path) -> None:
 
 
 def use_devices(config: Any) -> Any:
-    """Sets JAX's number of virtual CPU devices to the config's, by default one per core.
-
-    Returns the config with that number, so that a resumed run uses the same.
-    """
+    """The config with its number of virtual CPU devices, by default one per core; JAX gets them."""
     import jax
 
     here = cores.number()
@@ -79,15 +75,28 @@ def use_devices(config: Any) -> Any:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
 
 
-def add(parser: argparse.ArgumentParser, *names: str, **differs: Any) -> None:
-    """Adds arguments and options that several commands have, but for what `differs` in one."""
-    for name in names:
-        parser.add_argument(name, **{**_SHARED[name], **differs})
+def add(parser: argparse.ArgumentParser, arguments: Mapping[str, str]) -> None:
+    """Adds arguments, each as its usage, such as "--texts N=1000", and its help.
 
-
-def add_path(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
-    """Adds an option that is a file or a folder."""
-    parser.add_argument(name, type=path, metavar=metavar, help=text)
+    The second word says the type, or which {a,b} may be chosen; without it an option is a flag. ?
+    may be left out, + one or more, * may be repeated, ! required, =VALUE is the default. A help of
+    "" is one that several commands have.
+    """
+    for usage, text in arguments.items():
+        name, _, form = usage.partition(" ")
+        form, _, default = form.partition("=")
+        metavar, marks = form.strip("?+*!"), set(form) & set("?+*!")
+        how: dict[str, Any] = {"metavar": metavar, "type": _TYPES.get(metavar, str)}
+        if metavar.startswith("{"):
+            how = {"choices": metavar.strip("{}").split(","), "type": partial(re.sub, "_", "-")}
+        elif not metavar:
+            how = {"action": "store_true"}
+        for mark in marks & {"?", "+"}:
+            how["nargs"] = mark
+        how |= {"action": "append", "default": []} if "*" in marks else {}
+        how |= {"required": True} if "!" in marks else {}
+        how |= {"default": default} if default else {}
+        parser.add_argument(name, help=text or _SHARED[name], **how)
 
 
 def unused(name: str, folder: Path = Path("runs"), ending: str = "") -> Path:

@@ -6,40 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import add_path, path
 from jaxpfl.errors import InputError
 
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "jaxpfl data list\n       jaxpfl data get NAME [--folder DIR]\n"
-        "       jaxpfl data check FOLDER"
-    )
-    action = (
-        "list: all data sets, and whether they are here; get: fetch one, or say where it is; "
-        "check: read all of a folder that `jaxpfl convert` wrote, and say whether it is whole"
-    )
-    choices = ("list", "get", "check")
-    parser.add_argument("action", metavar="ACTION", choices=choices, help=action)
-    name = "the data set to get, or the folder to check"
-    parser.add_argument("name", metavar="NAME", nargs="?", help=name)
-    folder = "where to put it (default: the folder that its environment variable names)"
-    add_path(parser, "--folder", "DIR", folder)
-    commit = "the commit of a data set on the Hugging Face hub: 40 hex digits (default: the newest)"
-    parser.add_argument("--revision", metavar="COMMIT", help=commit)
+DATA = {
+    "action ACTION": "list: all data sets, and whether they are here; get NAME: fetch one, or say "
+    "where it is; check FOLDER: read all that `jaxpfl convert` wrote, and say if it is whole",
+    "name NAME?": "the data set to get, or the folder to check",
+    "--folder DIR": "where to put it (default: the folder in its environment variable)",
+    "--revision COMMIT": "the commit of a data set on the Hugging Face hub: 40 hex digits "
+    "(default: the newest)",
+}
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.action not in ("list", "get", "check"):
+        raise InputError(f"jaxpfl data: expected list, get or check, found {arguments.action!r}")
     if arguments.action == "list":
         if arguments.name is not None:
             raise InputError(f"jaxpfl data list: unexpected argument {arguments.name!r}")
         return _listed()
     if arguments.name is None:
-        wanted = {
-            "get": "a NAME; `jaxpfl data list` has them",
-            "check": "a FOLDER that `jaxpfl convert` wrote",
-        }
-        raise InputError(f"jaxpfl data {arguments.action}: expected {wanted[arguments.action]}")
+        wanted = "a FOLDER that `jaxpfl convert` wrote"
+        if arguments.action == "get":
+            wanted = "a NAME; `jaxpfl data list` has them"
+        raise InputError(f"jaxpfl data {arguments.action}: expected {wanted}")
     if arguments.action == "get":
         return _get(arguments)
     from jaxpfl.data.folders import check_folder
@@ -73,11 +63,7 @@ def _listed() -> dict[str, Any]:
         used = ", ".join(record["used_by"]) or "no config"
         about = f"{record['clients']}; licence: {record['licence']}; used by {used}"
         lines += textwrap.wrap(about, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    lines += [
-        "",
-        "* `jaxpfl data get NAME` fetches it. Of the others that are absent, the same command says "
-        "what they are made of.",
-    ]
+    lines.append("\n* `jaxpfl data get NAME` fetches it; of the others, it says what they are of.")
     return {"data_sets": records, "text": "\n".join(lines)}
 
 
@@ -98,12 +84,11 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{paths}; docs/data_sets.md says more of its form."
         )
         return {"name": entry.name, "fetched": [], "text": text.replace("`", "")}
-    folder = entry.folder(arguments.folder)
+    folder, fetched = entry.folder(arguments.folder), dict[str, Any]()
     missing = [file for file in entry.files if not (folder / file).exists()]
     if not missing:
         places = ", ".join(str(folder / file) for file in entry.files)
         raise InputError(f"{entry.name} is here already: {places}")
-    fetched: dict[str, Any] = {}
     if entry.hub:
         from jaxpfl.data.folders import convert
         from jaxpfl.data.readers.frames import newest_commit
@@ -119,23 +104,20 @@ def _get(arguments: argparse.Namespace) -> dict[str, Any]:
 
         for file in missing:
             fetched[str(folder / file)] = fetch(entry.downloads[file], folder / file)
-        where = [
-            f"{path}: {record['bytes']} bytes of {record['url']}, SHA-256 {record['sha256']}"
-            for path, record in fetched.items()
-        ]
+        what = "{bytes} bytes of {url}, SHA-256 {sha256}"
+        where = [f"{path}: {what.format_map(record)}" for path, record in fetched.items()]
     lines = [*where, f"Licence: {entry.licence}. Configs find it where {entry.variable} = {folder}"]
     return {"name": entry.name, "fetched": fetched, "text": "\n".join(lines)}
 
 
-def add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="what to read; see docs/own_data.md")
-    out = "a new folder for the clients' data; an interrupted command leaves none"
-    parser.add_argument("out", metavar="OUT", type=path, help=out)
-    public = "write token ids in place of texts, by the words of this file: a vocabulary.json, a "
-    public += "folder with tokens, stackoverflow.word_count.tar.bz2, or any source of PUBLIC text"
-    parser.add_argument("--vocabulary", metavar="PUBLIC", help=public)
-    size = "the model's vocab_size: the most frequent words, and four special ids"
-    parser.add_argument("--vocab-size", metavar="IDS", type=int, help=size)
+CONVERT = {
+    "source SOURCE": "what to read; see docs/own_data.md",
+    "out OUT": "a new folder for the clients' data; an interrupted command leaves none",
+    "--vocabulary PUBLIC": "write token ids in place of texts, by the words of this file: a "
+    "vocabulary.json, a folder with tokens, stackoverflow.word_count.tar.bz2, or any source of "
+    "PUBLIC text",
+    "--vocab-size IDS": "the model's vocab_size: the most frequent words, and four special ids",
+}
 
 
 def run_convert(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -152,12 +134,12 @@ def run_convert(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, An
     return {**record, "text": f"{record['clients']} clients written to {record['out']}"}
 
 
-def add_convert_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=path, help="a model in a GGUF file")
-    folder = "a new folder for config.json, safetensors and the tokeniser's files"
-    parser.add_argument("out", metavar="FOLDER", type=path, help=folder)
-    dtype = "type of the written weights (default: float32, which keeps the values exactly)"
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtype)
+CONVERT_MODEL = {
+    "file FILE": "a model in a GGUF file",
+    "out FOLDER": "a new folder for config.json, safetensors and the tokeniser's files",
+    "--dtype {float32,bfloat16}=float32": "type of the written weights (default: float32, which "
+    "keeps the values exactly)",
+}
 
 
 def run_convert_model(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:

@@ -20,13 +20,15 @@ _FAILED_POINTS = 4
 _ENDINGS = (".csv", ".parquet", ".jsonl")
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "config", "--dry-run", "--distributed", "--launcher", "--hosts")
-    live = "show the page of the run while it is under way, at an address of this machine"
-    parser.add_argument("--live", action="store_true", help=live)
-    common.add_path(parser, "--out", "DIR", "run directory (default: runs/NAME-OF-CONFIG)")
-    ledger = "a ledger that several runs on these clients share (default: the run's own)"
-    common.add_path(parser, "--ledger", "FILE", ledger)
+RUN = {
+    "config CONFIG": "",
+    "--dry-run": "",
+    "--distributed HOW": "",
+    **common.LAUNCHED,
+    "--live": "show the page of the run while it is under way, at an address of this machine",
+    "--out DIR": "run directory (default: runs/NAME-OF-CONFIG)",
+    "--ledger FILE": "a ledger that several runs on these clients share (default: the run's own)",
+}
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -56,16 +58,17 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         return carry_out.run(config, out, command=arguments.command_line).to_dict()
 
 
-def add_sweep(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "config", "--dry-run", "--launcher", "--hosts")
-    out = "default: runs/NAME-OF-CONFIG; points finished there are kept, failed ones tried again"
-    common.add_path(parser, "--out", "DIR", out)
-    seeds = "repeat every point with N seeds, from the config's run.seed on"
-    parser.add_argument("--seeds", type=int, metavar="N", help=seeds)
-    ray = "carry out N points at a time, each in a process of Ray (default: one at a time, here)"
-    parser.add_argument("--ray", type=int, metavar="N", help=ray)
-    private = "release only the best of a random number of points, and charge for the choice"
-    parser.add_argument("--private-selection", action="store_true", help=private)
+SWEEP = {
+    "config CONFIG": "",
+    "--dry-run": "",
+    **common.LAUNCHED,
+    "--out DIR": "default: runs/NAME-OF-CONFIG; points finished there are kept, failed ones tried "
+    "again",
+    "--seeds N": "repeat every point with N seeds, from the config's run.seed on",
+    "--ray N": "carry out N points at a time, each in a process of Ray (default: one, here)",
+    "--private-selection": "release only the best of a random number of points, and charge for the "
+    "choice",
+}
 
 
 def sweep(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -105,8 +108,7 @@ def sweep(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, 
     if arguments.ray is not None:
         return _result(sweep, run_on_ray(sweep, out, workers=arguments.ray, devices=devices))
     with shipped.form_without_data_named(path):
-        carry = start and partial(launched, start)
-        return _result(sweep, run_sweep(sweep, out, carry=carry))
+        return _result(sweep, run_sweep(sweep, out, carry=start and partial(launched, start)))
 
 
 def _result(sweep: Any, outcome: Any) -> dict[str, Any]:
@@ -124,15 +126,10 @@ def _result(sweep: Any, outcome: Any) -> dict[str, Any]:
         text.append("the same command tries the points that failed again")
     if outcome.unfinished:
         text.append(f"not finished, by this process or another: {_listed(outcome.unfinished)}")
-    return {
-        **{name: record[name] for name in ("rows", "cautions", "note")},
-        "out": str(outcome.out),
-        "report": report,
-        "failed": outcome.failed,
-        "unfinished": outcome.unfinished,
-        "text": "\n".join([*text, record["note"]]),
-        "exit_code": _FAILED_POINTS if outcome.failed else 0,
-    }
+    made = {name: record[name] for name in ("rows", "cautions", "note")}
+    made |= {"out": str(outcome.out), "report": report, "text": "\n".join([*text, made["note"]])}
+    made |= {"failed": outcome.failed, "unfinished": outcome.unfinished}
+    return {**made, "exit_code": _FAILED_POINTS if outcome.failed else 0}
 
 
 def _listed(names: list[str]) -> str:
@@ -140,8 +137,7 @@ def _listed(names: list[str]) -> str:
     return f"{' and '.join(names[:3])}{more}"
 
 
-def add_resume(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "directory", "--distributed", "--launcher", "--hosts")
+RESUME = {"directory RUN": "", "--distributed HOW": "", **common.LAUNCHED}
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -154,8 +150,7 @@ def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "directory")
+REPORT = {"directory RUN": ""}
 
 
 def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -165,11 +160,10 @@ def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     return {"report": str(path), "text": str(path)}
 
 
-def add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", metavar="RUN", type=common.path, nargs="+", help="directories of runs"
-    )
-    common.add_path(parser, "--out", "DIR", "a new directory (default: runs/compare)")
+COMPARE = {
+    "runs RUN+": "directories of runs",
+    "--out DIR": "a new directory (default: runs/compare)",
+}
 
 
 def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -186,14 +180,13 @@ def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     return {"report": path, "text": "\n".join(lines)}
 
 
-def add_export(parser: argparse.ArgumentParser) -> None:
-    common.add(parser, "directory")
-    text = "a new folder"
-    parser.add_argument("folder", metavar="FOLDER", type=common.path, nargs="?", help=text)
-    more = "number of synthetic texts (default: as in the run); more cost no privacy"
-    parser.add_argument("--texts", type=int, metavar="N", help=more)
-    text = "instead, print the run's entry for the registry of differential privacy deployments"
-    parser.add_argument("--registry", action="store_true", help=text)
+EXPORT = {
+    "directory RUN": "",
+    "folder FOLDER?": "a new folder",
+    "--texts N": "number of synthetic texts (default: as in the run); more cost no privacy",
+    "--registry": "instead, print the run's entry for the registry of differential privacy "
+    "deployments",
+}
 
 
 def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -205,8 +198,8 @@ def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         from jaxpfl.experiments.deployment import FILL_IN, entry, left
 
         content = entry(arguments.directory)
-        number = len(list(left(content)))
-        print(f"{number} fields begin with {FILL_IN.strip()!r}: a person must", file=sys.stderr)
+        fields = f"{len(left(content))} fields begin with {FILL_IN.strip()!r}"
+        print(f"{fields}: a person must", file=sys.stderr)
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
         return {"entry": content, "text": text.rstrip()}
     if arguments.texts is not None:
@@ -222,17 +215,14 @@ def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     return {**record, "text": "\n".join(lines)}
 
 
-def add_predict(parser: argparse.ArgumentParser) -> None:
-    text = "a folder that `jaxpfl export` wrote, or the directory of a finished run"
-    parser.add_argument("model", metavar="MODEL", type=common.path, help=text)
-    text = "a table with the fields that the model was trained on, or with options that name "
-    text += "others, as in 'FILE?text=title,body', see docs/own_data.md"
-    parser.add_argument("table", metavar="TABLE", help=text)
-    text = f"a new file, {', '.join(_ENDINGS)} (default: CSV on stdout)"
-    common.add_path(parser, "--out", "FILE", text)
-    text = "clients' own examples: make each client's own model of them (MODEL is a run of Ditto, "
-    text += "APFL or IFCA), and write what it predicts for the client's rows to MODEL/private/"
-    parser.add_argument("--own", metavar="SOURCE", help=text)
+PREDICT = {
+    "model MODEL": "a folder that `jaxpfl export` wrote, or the directory of a finished run",
+    "table TABLE": "a table with the fields that the model was trained on, or with options that "
+    "name others, as in 'FILE?text=title,body', see docs/own_data.md",
+    "--out FILE": f"a new file, {', '.join(_ENDINGS)} (default: CSV on stdout)",
+    "--own SOURCE": "clients' own examples: make each client's own model of them (MODEL is a run "
+    "of Ditto, APFL or IFCA), and write what it predicts for the client's rows to MODEL/private/",
+}
 
 
 def predict(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:

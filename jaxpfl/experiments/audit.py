@@ -46,14 +46,11 @@ _EXCEEDED = (
 
 @dataclasses.dataclass(frozen=True)
 class AuditSettings(Checked):
-    """How much is played.
+    """How much is played: `runs` of each release, with so many `canaries`, and trials, each.
 
-    Attributes:
-      canaries: in each run, or the whole population where it is smaller, or `MOST_DIMENSIONS`
-        where a system's own client functions are asked.
-      runs: of each release; every run has `canaries` trials.
-      rounds: at most as many of a plan's rounds are played, and compared with what these cost.
-      confidence: of all bounds on all releases of a config together.
+    Canaries are at most the whole population, or `MOST_DIMENSIONS` where a system's own client
+    functions are asked. At most so many of a plan's `rounds` are played, and compared with what
+    these cost. `confidence` is of all bounds on all releases of a config together.
     """
 
     canaries: PositiveInt = 1_000
@@ -91,26 +88,19 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
         rounds = {"rounds": game.rounds, "planned_rounds": game.plans[0].rounds}
         bounds[name] = rounds | judged(played.trials, played.stated, confidence)
     exceeded = any(row["exceeded"] for row in bounds.values())
-    record = {
-        "simulation": SIMULATED,
-        "system": config.system,
-        "settings": dataclasses.asdict(settings),
-        "releases": bounds,
-        "not_private": [name for name in releases if name not in bounds],
-        "exceeded": exceeded,
-        "found": (_EXCEEDED if exceeded else _FITS).format(confidence=settings.confidence),
-    }
-    section = audited(record)
-    assert section.table is not None
-    left = [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
-    lines = [SIMULATED, "", *text_lines(section.table), "", record["found"], *left]
-    return {**record, "text": "\n".join(lines)}
+    found = (_EXCEEDED if exceeded else _FITS).format(confidence=settings.confidence)
+    others = [name for name in releases if name not in bounds]
+    record = {"simulation": SIMULATED, "system": config.system}
+    record |= {"settings": dataclasses.asdict(settings), "releases": bounds}
+    record |= {"not_private": others, "exceeded": exceeded, "found": found}
+    table: Any = audited(record).table
+    left = [f"not audited, because NOT PRIVATE: {name}" for name in others]
+    return {**record, "text": "\n".join([SIMULATED, "", *text_lines(table), "", found, *left])}
 
 
 def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
     wanted = settings.canaries
-    if release.questions is not None:
-        wanted = min(wanted, MOST_DIMENSIONS)
+    wanted = wanted if release.questions is None else min(wanted, MOST_DIMENSIONS)
     plans = tuple(_smaller(plan, wanted) for plan in release.plans)
     canaries, rounds = min(wanted, plans[0].population), min(settings.rounds, plans[0].rounds)
     return Game(plans, canaries, rounds, release.questions)
@@ -119,15 +109,9 @@ def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
 def judged(trials: Trials, stated: Guarantee, confidence: float) -> dict[str, Any]:
     """What is stated and bounded, as plain data."""
     bound = lower_bound(trials, stated, confidence=confidence).epsilon
-    epsilon = stated.epsilon()
-    return {
-        "epsilon": epsilon,
-        "delta": stated.delta,
-        "statement": stated.statement(),
-        "bound": bound,
-        "trials": len(trials.present_N),
-        "exceeded": bound > epsilon,
-    }
+    epsilon, number = stated.epsilon(), len(trials.present_N)
+    cost = {"epsilon": epsilon, "delta": stated.delta, "statement": stated.statement()}
+    return {**cost, "bound": bound, "trials": number, "exceeded": bound > epsilon}
 
 
 def _smaller(plan: Plan, canaries: int) -> Plan:
@@ -183,16 +167,13 @@ def audit_texts(
             training, held_out = training or parts["train"], held_out or parts["test"]
         out, texts = out or directory, directory / CORPUS
     if training is None or held_out is None:
-        raise InputError(
-            f"{texts}: is no run that wrote a corpus: name --training and --held-out, the clients "
-            "of whom these texts were made, and others"
-        )
+        sides = "name --training and --held-out, the clients whose texts it was made of, and others"
+        raise InputError(f"{texts}: is no run that wrote a corpus: {sides}")
     sides = open_population(training), open_population(held_out)
     published = {"these texts": list(texts_of(open_population(texts, public=True)))}
     names = f"training clients of {sides[0].name}", f"held-out clients of {sides[1].name}"
     result = leakage(published, *map(rule.joined, sides), seed=seed)
     folder = None if out is None else files.user_path(out)
-    record, page = write_leakage(
-        folder, str(texts), names, result, NOT_PUBLIC, cut=rule, dealt=dealt
-    )
+    about = str(texts), names, result, NOT_PUBLIC
+    record, page = write_leakage(folder, *about, cut=rule, dealt=dealt)
     return {**record, "text": "\n".join([*page_lines(page), record["found"]])}

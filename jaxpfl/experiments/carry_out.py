@@ -1,8 +1,7 @@
 """Runs, resumes and reports any system, in a directory of its own.
 
     config.yaml        the resolved config; where the run is not private, its first line says so
-    attempts.jsonl     when it was begun and resumed, and by which command
-    private/begun_in   the folder where it was begun, which its relative paths mean
+    attempts.jsonl     when it was begun and resumed, and by which command; private/begun_in: where
     result.json        the public record of the finished run
     report.html        drawn from that and the other public files
     certificate.json   the releases and what they cost, for others to check
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """The record and where it is, and as "text" what a terminal shows."""
-        report = str(self.out / REPORT)
-        after = timedelta(seconds=round(self.seconds))
+        report, after = str(self.out / REPORT), timedelta(seconds=round(self.seconds))
         text = "\n".join([f"report: {report}, after {after}", "", *self.lines])
         return {**self.record, "out": str(self.out), "report": report, "text": text}
 
@@ -79,11 +78,9 @@ def run(
     directory, shared = files.user_path(out), {} if memory is None else memory
 
     def require_new() -> None:
-        if (directory / CONFIG).exists() or (directory / _RUN).exists():
-            raise InputError(
-                f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
-                "choose another --out"
-            )
+        if any((directory / name).exists() for name in (CONFIG, _RUN)):
+            how = f"go on with `jaxpfl resume {directory}` or choose another --out"
+            raise InputError(f"{directory}: holds a run already; {how}")
 
     with processes.shared():
         # The config that is written names the weights, which a branch of the hub does not, and the
@@ -129,10 +126,8 @@ def _require_alike(config: Any) -> None:
         for index, other in enumerate(others, 1):
             if other != first:
                 name = next(key for key in {**first, **other} if first.get(key) != other.get(key))
-                raise InputError(
-                    f"process {index} has another {name} than process 0: all must be given the "
-                    "same config; nothing more is charged"
-                )
+                what = f"process {index} has another {name} than process 0"
+                raise InputError(f"{what}: give all the same config; nothing more is charged")
 
     processes.decide("the config", compare, to_mapping(config))
 
@@ -154,10 +149,7 @@ def report(out: str | Path) -> Path:
 
 @contextmanager
 def as_written(directory: Path, failure: str) -> Iterator[None]:
-    """Names the directory where something (`failure`) cannot be done with what its records hold.
-
-    An error may be a fault of the program, too: the message has its place, and no client's value.
-    """
+    """Errors begin with the directory, and the `failure` to use its records; no client's value."""
     try:
         yield
     except InputError as error:
@@ -168,20 +160,9 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
         raise kind(f"{directory}: {failure}: {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        raise CorruptFile(
-            f"{directory}: {failure}: a record is not as the run wrote it, or the program is at "
-            f"fault: {type(error).__name__} in {frame.f_code.co_filename}, line {line}"
-        ) from error
-
-
-def finished(directory: Path, system: str) -> dict[str, Any]:
-    path = directory / RESULT
-    if path.exists() and (record := files.read_record(path)).get("system") == system:
-        return record
-    raise InputError(
-        f"{directory}: holds no finished run: {RESULT} is missing or not complete; go on with "
-        f"`jaxpfl resume {directory}`"
-    )
+        place = f"{type(error).__name__} in {frame.f_code.co_filename}, line {line}"
+        why = f"a record is not as the run wrote it, or the program is at fault: {place}"
+        raise CorruptFile(f"{directory}: {failure}: {why}") from error
 
 
 def _carried_out(workspace: Workspace, command: str) -> Outcome:
@@ -193,20 +174,11 @@ def _carried_out(workspace: Workspace, command: str) -> Outcome:
     def end() -> tuple[dict[str, Any], list[str]]:
         record = workspace.write_result(made)
         page = system.part("page").page(directory, record)
-        certify(
-            directory,
-            system.name,
-            study.plans.values(),
-            statement=page.privacy,
-            stamp=workspace.stamp,
-            # Simulations have ledgers of their own in other places, which the statement is not of.
-            ledgers=[
-                *workspace.ledgers,
-                directory / "ledger.jsonl",
-                *sorted(directory.glob("worlds/*/ledger.jsonl")),
-                *sorted(directory.glob("runs/*/ledger.jsonl")),
-            ],
-        )
+        # Simulations have ledgers of their own in other places, which the statement is not of.
+        inner = (sorted(directory.glob(f"{part}/*/ledger.jsonl")) for part in ("worlds", "runs"))
+        ledgers = [*workspace.ledgers, directory / "ledger.jsonl", *chain(*inner)]
+        terms: Any = {"statement": page.privacy, "stamp": workspace.stamp, "ledgers": ledgers}
+        certify(directory, system.name, study.plans.values(), **terms)
         write_page(directory, page)
         return record, page_lines(page)
 

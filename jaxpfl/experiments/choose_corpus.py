@@ -102,10 +102,9 @@ def choose_corpus(
                 pool[name] = corpus = open_population(source, public=True)
                 pieces[name] = rule.population(corpus)
                 if pieces[name].num_examples == 1:
-                    raise InputError(
-                        f"candidate {name} = {source!r} is one text, expected many: of a plain "
-                        "text file say how it is divided, as in FILE.txt?split=lines"
-                    )
+                    how = "say how a text file is divided, as in FILE.txt?split=lines"
+                    one = f"candidate {name} = {source!r} is one text, expected many"
+                    raise InputError(f"{one}: {how}")
                 content.refuse(corpus, f"candidate {name} = {source!r}")
                 if choose is None:
                     corpora[name] = _moments(pieces[name], function, plan.clip_norm, progress)
@@ -122,18 +121,15 @@ def choose_corpus(
 
         def stated() -> str:
             released.save(directory / "moments.npz")
-            run = charged.charges[-1].run
-            return plan.claimed(both_statements(charged, [run], plan.delta))
+            return plan.claimed(both_statements(charged, [charged.charges[-1].run], plan.delta))
 
         def ranked() -> dict[str, Any]:
             rows = [
                 {"rank": rank, "candidate": near.name, "source": sources[near.name], **near.row()}
                 for rank, near in enumerate(score(released, corpora, progress=progress), 1)
             ]
-            choice = None
-            cautions = chosen.of_division(
-                cut, private, sources, lambda name: texts_of(pieces[name])
-            )
+            choice, texts_by_name = None, lambda name: texts_of(pieces[name])
+            cautions = chosen.of_division(cut, private, sources, texts_by_name)
             if choose is not None:
                 embeddings = {name: embeddings_of(corpus) for name, corpus in distinct.items()}
                 choice = text_pool.choose_from(released, embeddings, choose, progress=progress)
@@ -220,14 +216,11 @@ def named(candidates: Sequence[str]) -> dict[str, str]:
 def table(record: Mapping[str, Any]) -> str:
     """The ranking for a terminal, and what it cost."""
     titles = {"distance": "FreD", "corrected": "corrected", "low": "from", "high": "to"}
-    rows = [
-        (
-            f"{row['rank']:>2}. {row['candidate']}",
-            *(f"{row[name]:.5g}" for name in titles),
-            "tied with the next" if row["tied"] else "",
-        )
-        for row in record["candidates"]
-    ]
+    rows = []
+    for row in record["candidates"]:
+        values = [f"{row[name]:.5g}" for name in titles]
+        tied = "tied with the next" if row["tied"] else ""
+        rows.append((f"{row['rank']:>2}. {row['candidate']}", *values, tied))
     ranking = Table(("public corpus", *titles.values(), ""), rows, numbers=(1, 2, 3, 4))
     lines = [f"Frechet distance (FreD) to what the clients of {record['clients']} hold:"]
     if record["cut"] != "messages":

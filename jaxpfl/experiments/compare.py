@@ -36,10 +36,8 @@ _ONCE = (
 def compared(directories: Sequence[Path], out: Path) -> Page:
     """The page of two runs or more, finished or not, to be written to `out`, where links begin."""
     if len({path.resolve() for path in directories}) < max(2, len(directories)):
-        raise InputError(
-            "a comparison needs two runs or more, each in a directory of its own, found "
-            f"{' and '.join(map(str, directories))}"
-        )
+        paths = " and ".join(map(str, directories))
+        raise InputError(f"expected two runs or more, in different directories, found {paths}")
     runs = {str(path): RunFiles.read(path) for path in directories}
     settings = {name: _settings(run) for name, run in runs.items()}
     # Configs of the same settings differ in their seed alone.
@@ -62,8 +60,7 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
     scores = {name: _scores(run) for name, run in runs.items()}
     for data in dict.fromkeys(data for sets in scores.values() for data in sets):
         on_data = {name: sets[data] for name, sets in scores.items() if data in sets}
-        table = _table(on_data, runs, repeated, out)
-        sections.append(Section(f"Scored on {data}", table=table))
+        sections.append(Section(f"Scored on {data}", table=_table(on_data, runs, repeated, out)))
     for data in dict.fromkeys(run.evaluated_on for run in runs.values()):
         evaluated = {name: run for name, run in runs.items() if run.evaluated_on == data}
         figures = figures_of(next(iter(evaluated.values())).kinds, evaluated, data)
@@ -73,15 +70,10 @@ def compared(directories: Sequence[Path], out: Path) -> Page:
     sections.append(Section("Each run alone", table=Table(("run", "its privacy"), costs)))
     *names, last = runs
     title = f"{', '.join(names)} and {last}" if len(runs) < 7 else f"{len(runs)} runs"
-    return Page(
-        title=f"{title} compared",
-        lead="; ".join(dict.fromkeys(run.start["population"] for run in runs.values())),
-        stamp=some_are(run.mark for run in runs.values()),
-        privacy=NOTE,
-        facts=[(str(len(runs)), "runs")],
-        cautions=cautions,
-        sections=sections,
-    )
+    title, facts = f"{title} compared", [(str(len(runs)), "runs")]
+    lead = "; ".join(dict.fromkeys(run.start["population"] for run in runs.values()))
+    stamp = some_are(run.mark for run in runs.values())
+    return Page(title, lead, stamp, NOTE, facts=facts, cautions=cautions, sections=sections)
 
 
 def _costs(run: RunFiles) -> list[str]:
@@ -122,10 +114,7 @@ def _scores(run: RunFiles) -> dict[str, Mapping[str, Any]]:
 
 
 def _table(
-    scores: Mapping[str, Mapping[str, Any]],
-    runs: Mapping[str, RunFiles],
-    repeated: Sequence[Sequence[str]],
-    out: Path,
+    scores: Mapping[str, Any], runs: Mapping[str, RunFiles], repeated: list[list[str]], out: Path
 ) -> Table:
     """The scores on one data set, run by run, then over runs that differ in the seed alone."""
     paths = dict.fromkeys(path for name in scores for *_, path, _ in runs[name].kinds)

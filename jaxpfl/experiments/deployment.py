@@ -5,6 +5,7 @@ The fields, in deployment.yaml.jinja, are those of the registry's template for t
 person can know begins with `FILL_IN`. The certificate is checked first, by `privacy.verify`.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from jaxpfl.privacy.verify import Unfit, at, check, cost_of
 
 FILL_IN = "FILL IN: "
 
-_UNITS = {
+UNITS = {
     "client": "client: everything that one client holds, in all its releases together",
     "example": "example: one example of a client, in all releases together",
 }
@@ -29,8 +30,7 @@ _UNITS = {
 def entry(run: str | Path) -> dict[str, Any]:
     """Returns the entry of what the folder `run` is certified for, of a run or of its export.
 
-    Raises:
-      InputError: there is no certificate, it does not fit, or what it is of is not private.
+    `InputError`: there is no certificate, it does not fit, or what it is of is not private.
     """
     path = files.user_path(run) / CERTIFICATE
     certificate = files.read_record(path, {"stamp": str, "statement": str, "ledgers": list})
@@ -44,10 +44,9 @@ def entry(run: str | Path) -> dict[str, Any]:
             together = cost_of([c for own in charges for c in own]) if charges[1:] else None
     except Unfit as error:
         raise InputError(str(error)) from None
-    if certificate["stamp"] or not ledgers:
-        reason = certificate["stamp"] or "nothing was released from clients"
+    if reason := certificate["stamp"] or ("" if ledgers else "nothing was released from clients"):
         raise InputError(f"{path}: is of no private deployment: {reason}")
-    first, exported = ledgers[0], certificate["weights"]
+    first, exported, uncovered = ledgers[0], certificate["weights"], certificate["not_covered"]
     product = "Machine learning model" if exported else FILL_IN + "such as Synthetic data"
     if any(name.startswith("corpus/") for name in exported):
         product = "Synthetic data"
@@ -66,9 +65,8 @@ def entry(run: str | Path) -> dict[str, Any]:
     content = template(__package__ or "", "deployment.yaml.jinja").render(
         slug=re.sub(r"[^a-z0-9]+", "-", path.absolute().parent.name.lower()).strip("-"),
         product=product,
-        unprotected=[f"the number of {first['unit']}s, rounds and clip norms"]
-        + certificate["not_covered"],
-        unit=_UNITS[first["unit"]],
+        unprotected=[f"the number of {first['unit']}s, rounds and clip norms", *uncovered],
+        unit=UNITS[first["unit"]],
         neighbours=f"{_words(first['adjacency'])} {first['unit']}{number}",
         epsilon=first["epsilon"] if together is None else together(first["delta"]),
         delta=first["delta"],
@@ -83,14 +81,9 @@ def entry(run: str | Path) -> dict[str, Any]:
     return yaml.safe_load(content)
 
 
-def left(content: Any) -> Iterator[str]:
-    """Yields what a person must fill in."""
-    if isinstance(content, str) and content.startswith(FILL_IN):
-        yield content.removeprefix(FILL_IN)
-    inner = content.values() if isinstance(content, Mapping) else content
-    if not isinstance(content, str) and isinstance(inner, Sequence | type({}.values())):
-        for part in inner:
-            yield from left(part)
+def left(content: Any) -> list[str]:
+    """What a person must fill in."""
+    return re.findall(f"{FILL_IN}(.*)", yaml.safe_dump(content, width=math.inf))
 
 
 def _mechanisms(ledgers: Sequence[Mapping[str, Any]]) -> Iterator[str]:

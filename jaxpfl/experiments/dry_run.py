@@ -26,15 +26,10 @@ def dry_run(config: Any) -> dict[str, Any]:
     """Checks a config of any system; returns its description as plain data, and as "text"."""
     description = system_of(config.system).describe(config)
     data, evaluation = config.data, getattr(config, "evaluation", None)
-    named_sources = {
-        "data.source": data.source,
-        "data.public": data.public,
-        "data.vocabulary": data.vocabulary,
-        "evaluation.source": None if evaluation is None else evaluation.source,
-        **description.sources,
-    }
+    places = {f"data.{name}": getattr(data, name) for name in ("source", "public", "vocabulary")}
+    places["evaluation.source"] = None if evaluation is None else evaluation.source
     sources: dict[str, dict[str, str]] = {}
-    for key, source in named_sources.items():
+    for key, source in {**places, **description.sources}.items():
         if source is not None:
             # A vocabulary may be a file that holds no clients.
             why = public_words.why_missing if key == "data.vocabulary" else why_missing
@@ -106,8 +101,7 @@ _costs: dict[str, dict[str, Any]] = {}
 def cost_of(guarantee: Guarantee) -> dict[str, Any]:
     """Epsilon, delta and the statement of a guarantee, as plain data."""
     # The points of a sweep share most of their costs, and each takes a second to compute.
-    name = repr(guarantee)
-    if name not in _costs:
+    if (name := repr(guarantee)) not in _costs:
         epsilon = guarantee.epsilon() if guarantee.private else None
         stated = {"delta": guarantee.delta, "statement": guarantee.statement()}
         _costs[name] = {"epsilon": epsilon, **stated}

@@ -22,13 +22,14 @@ import pyarrow.parquet as parquet
 from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.carry_out import as_written, finished
+from jaxpfl.experiments.carry_out import as_written
+from jaxpfl.experiments.deployment import UNITS
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.records.lines import where_begun
 from jaxpfl.experiments.registry import load_run, system_of
 from jaxpfl.experiments.run import MODEL
-from jaxpfl.experiments.systems import CONFIG
+from jaxpfl.experiments.systems import CONFIG, RESULT
 from jaxpfl.experiments.systems.base import Made, trained_on
 from jaxpfl.models.checkpoints import folders
 from jaxpfl.printable import template
@@ -39,10 +40,6 @@ from jaxpfl.trained import Trained
 
 _CORPUS = "corpus"
 _CARD = "README.md"
-_UNITS = {
-    "client": "client: one client with everything that it holds, over the whole run",
-    "example": "example: one example of a client",
-}
 
 
 def export(
@@ -71,14 +68,13 @@ def export(
 def export_selected(
     directory: Path, folder: Path, *, title: str, statement: str, certificate: Path
 ) -> list[str]:
-    """Writes what the run of a private selection's best point made; returns the files' names.
+    """Writes what the run of a private selection's best point made, if it made something.
 
-    Card and certificate are the selection's, whose cost is not that of the run alone. Of a run that
-    made nothing to export nothing is written. A folder that is there is left.
+    Card and certificate are the selection's, whose cost is not that of the run alone. Returns the
+    files' names. A folder that is there is left.
     """
     if not folder.exists():
-        system = system_of(load_run(directory).system)
-        if not hasattr(system.part("export"), "made"):
+        if not hasattr(system_of(load_run(directory).system).part("export"), "made"):
             return []
         with as_written(directory, "it cannot be exported"):
             made, _, kind = made_by(directory)
@@ -96,13 +92,14 @@ def made_by(
     if from_python and (directory / MODEL).is_dir():
         return _from_python(directory)
     if from_python and (directory / "run.json").exists():
-        raise InputError(
-            f"{directory}: holds no model: the rounds are not finished, its algorithm names no "
-            "model (jaxpfl.algorithms.Algorithm), or its parameters are not finite"
-        )
-    config = load_run(directory)
+        why = "its rounds are not finished, its algorithm has none, or it is not finite"
+        raise InputError(f"{directory}: holds no model: {why}")
+    config, result = load_run(directory), directory / RESULT
     system = system_of(config.system)
-    record = finished(directory, system.name)
+    record = files.read_record(result) if result.exists() else {}
+    if record.get("system") != system.name:
+        why = f"{RESULT} is missing or not complete; go on with `jaxpfl resume {directory}`"
+        raise InputError(f"{directory}: holds no finished run: {why}")
     with files.exclusive(directory), where_begun(directory) as run_directory:
         makes = getattr(system.part("export"), "made", None)
         if makes is None:
@@ -114,29 +111,19 @@ def made_by(
 
 
 def _from_python(directory: Path) -> tuple[Made, Mapping[str, Any], str]:
-    """What a run of `jaxpfl.run` made, its record, and its algorithm.
-
-    Its model is as it was written if its certificate, which names its files, is the run's own.
-    """
+    """`made_by` of a run from Python, whose model must be as the certificate says."""
     stored, certificate = directory / MODEL, files.read_record(directory / CERTIFICATE)
     with_files = files.read_record(stored / CERTIFICATE, {"weights": dict})
     paths = [path for path in stored.rglob("*") if path.is_file() and path.name != CERTIFICATE]
     hashes = {p.relative_to(stored).as_posix(): files.sha256_file(p) for p in paths}
     result = files.read_record(directory / "result.json", {"privacy": str, "metrics": dict})
-    if with_files != sealed({**certificate, "weights": hashes}) or (
-        certificate["statement"] != result["privacy"]
-    ):
+    same = certificate["statement"] == result["privacy"]
+    if not same or with_files != sealed({**certificate, "weights": hashes}):
         raise CorruptFile(f"{stored}: is not the model that the run ended with: it was altered")
     run = files.read_record(directory / "run.json", {"plan": dict, "stamp": str, "label": str})
-    made = Made(
-        models=(),
-        plan=Plan.from_dict(run["plan"]),
-        stamp=run["stamp"],
-        trained_on=trained_on(run["population"]),
-        scores=result["metrics"].get("evaluation") or {},
-        tested_on=result["evaluated_on"],
-        written=stored,
-    )
+    plan, data = Plan.from_dict(run["plan"]), trained_on(run["population"])
+    scores, tested_on = result["metrics"].get("evaluation") or {}, result["evaluated_on"]
+    made = Made((), plan, run["stamp"], data, scores, tested_on, written=stored)
     return made, result, run["label"]
 
 
@@ -151,8 +138,7 @@ def _write(folder: Path, made: Made, card: Mapping[str, Any], certificate: Path)
             made_of = trained.model, trained.params, trained.words, trained.fields
             Trained(*made_of).save(temporary / trained.folder, base=trained.base)
         if made.corpus is not None:
-            place = temporary / _CORPUS
-            place.mkdir()
+            (place := temporary / _CORPUS).mkdir()
             texts = pa.table({"text": pa.array(made.corpus, pa.string())})
             parquet.write_table(texts, place / "corpus.parquet")
             (place / _CARD).write_text(_rendered(card, len(made.corpus)), encoding="utf-8")
@@ -186,18 +172,12 @@ def _card(title: str, statement: str, made: Made) -> dict[str, Any]:
     if plan is not None:
         terms = {
             "delta": f"{plan.delta:g}" if plan.private else "none: there is no noise",
-            "unit": _UNITS[plan.unit],
+            "unit": UNITS[plan.unit],
             "adjacency": f"{plan.adjacency} {plan.unit}".replace("_", " "),
             "accountant": plan.guarantee().accountant.upper() if plan.private else "none",
         }
-    return {
-        "title": title,
-        "stamp": made.stamp,
-        "statement": statement,
-        "terms": terms,
-        "made": made,
-        "contents": contents,
-    }
+    card = {"title": title, "stamp": made.stamp, "statement": statement, "terms": terms}
+    return {**card, "made": made, "contents": contents}
 
 
 def _rendered(card: Mapping[str, Any], texts: int | None = None) -> str:

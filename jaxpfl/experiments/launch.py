@@ -29,16 +29,14 @@ def by_slurm(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
 def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
     """As `by_slurm`, on nodes of Ray's cluster; a process gets all GPUs of its node."""
     with cluster(hosts, logs=True) as ray:
-        from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
-            PlacementGroupSchedulingStrategy as On,
-        )
-
+        strategies = require("ray.util.scheduling_strategies", "ray")
         gpus = max(node["Resources"].get("GPU", 0) for node in ray.nodes())
         # Processes run on different nodes, as long as there are enough.
         group = ray.util.placement_group([{"CPU": 1, "GPU": gpus}] * hosts, strategy="SPREAD")
 
         def on(index: int, function: Callable) -> Any:
-            there = On(group, placement_group_bundle_index=index)
+            on_node = strategies.PlacementGroupSchedulingStrategy
+            there = on_node(group, placement_group_bundle_index=index)
             options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0}
             return ray.remote(function).options(scheduling_strategy=there, **options)
 
@@ -51,8 +49,8 @@ def by_ray(arguments: Sequence[str], hosts: int) -> tuple[int, str]:
         started, ended = [], []
         for index in range(hosts):
             joined = "--distributed", f"{address},{index}/{hosts}"
-            task = on(index, _done).remote([*_JAXPFL, *arguments, *joined], os.getcwd())
-            started.append(task)
+            command = [*_JAXPFL, *arguments, *joined]
+            started.append(on(index, _done).remote(command, os.getcwd()))
         for process in started:
             try:
                 ended.append(ray.get(process))

@@ -30,20 +30,24 @@ from jaxpfl.trained import Trained, load
 def predict(run: str | Path, table: str, own: str) -> tuple[pa.Table, int]:
     """Predictions for a table's rows, and how many of its clients have no rows in `own`.
 
-    The shared model, or IFCA's first, predicts for those.
+    The shared model, or IFCA's first, predicts for those. `InputError`: the run has no such models,
+    or a source does not fit.
 
     Args:
       run: the directory of a finished run: of a config's Ditto or APFL, or of `algorithms.ifca`.
       table: a source with the fields that the model reads, and the field of clients.
       own: a source of the clients' own examples, as `data.source` of a config.
-
-    Raises:
-      InputError: the run has no such models, or a source does not fit.
     """
     directory, examples = files.user_path(run), data.open(own)
     with as_written(directory, "it has no models of clients' own"):
         trained, personal = _of_run(directory, examples)
-    _require_same_fields(trained, own)
+    for name in ("features", "classes"):
+        names, expected = fields_of(own).get(name, []), list(trained.fields.get(name, []))
+        # A run from Python knows no names of features, and numbers its classes.
+        if names != expected and (trained.fields or name == "classes"):
+            both = [",".join(one) or "none" for one in (expected, names)]
+            form = "--own must name the {} of the run, in their order: expected {}, found {}"
+            raise InputError(form.format(name, *both))
     index = {client: place for place, client in enumerate(examples.client_ids.to_pylist())}
     absent = 0
 
@@ -53,19 +57,6 @@ def predict(run: str | Path, table: str, own: str) -> tuple[pa.Table, int]:
         return personal(index[client]) if client in index else trained.params
 
     return trained.predict_by_client(table, own_params), absent
-
-
-def _require_same_fields(trained: Trained, own: str) -> None:
-    """Refuses other features or classes, or another order, than the model was trained on."""
-    stated = fields_of(own)
-    for name in ("features", "classes"):
-        names, expected = stated.get(name, []), list(trained.fields.get(name, []))
-        # A run from Python knows no names of features, and numbers its classes.
-        if names != expected and (trained.fields or name == "classes"):
-            raise InputError(
-                f"--own must name the {name} of the run, in their order: expected "
-                f"{','.join(expected) or 'none'}, found {','.join(names) or 'none'}"
-            )
 
 
 def _of_run(directory: Path, own: Population) -> tuple[Trained, Personal]:

@@ -1,8 +1,7 @@
 """Configs for a user's own table: of training (`jaxpfl init`), of public texts (`synthesize`).
 
-That of training holds the names of columns, the numbers of clients, features and classes, the words
-of a column of labels, and the number of words of the part of a text that it declares public; no
-other value.
+That of training holds names of columns, numbers of clients, features and classes, the words of a
+column of labels, and how many words the part of a text that it declares public has; no other value.
 """
 
 import json
@@ -43,23 +42,19 @@ def init(file: str, **columns: str | None) -> str:
       columns: "client", "text", "label" and "features" of `data.open`: a word language model needs
         a text, a classifier a label and features. None: the default.
     """
-    source = source_of(file, columns)
-    words: list[str] = []
+    source, words = source_of(file, columns), list[str]()
     try:
         population = open_population(source)
     except InputError:
-        words = _words(file, columns)
-        if not words:
+        if not (words := _words(file, columns)):
             raise
         source += "&classes=" + ",".join(quote(word, safe=" ") for word in words)
         population = open_population(source)
     table_columns, classes, features = population.columns, 0, 0
     texts, labels, inputs = (name in table_columns for name in ("text", "label", "features"))
     if texts == inputs or labels != inputs:
-        raise InputError(
-            f"{source}: expected a text, or a label and features that it is predicted from, found "
-            f"{', '.join(table_columns)}; of images, `jaxpfl configs digits_cnn` prints a config"
-        )
+        columns_here = f"{', '.join(table_columns)}; `jaxpfl configs digits_cnn` is for images"
+        raise InputError(f"{source}: expected a text, or label and features, found {columns_here}")
     clients, examples = len(population), population.num_examples
     if clients < _FEWEST:
         raise InputError(f"{source}: has fewer than {_FEWEST} clients, too few to train and test")
@@ -106,18 +101,15 @@ def _words(file: str, columns: Mapping[str, str | None]) -> list[str]:
         return []
     words = sorted({word for value in values.unique().to_pylist() if (word := value.strip())})
     if len(words) > _MOST_CLASSES:
-        raise InputError(
-            f"{file}: expected labels in the column {label!r}, found more than {_MOST_CLASSES} "
-            "different texts; ?classes=A,B,... lists those that are meant"
-        )
+        more = f"more than {_MOST_CLASSES} different texts; ?classes=A,B,... lists those meant"
+        raise InputError(f"{file}: expected labels in the column {label!r}, found {more}")
     return words
 
 
 def source_of(file: str, columns: Mapping[str, str | None]) -> str:
     """The source of a table, perhaps with options, whose columns have these names; None: as is."""
     table, *options = file.split("?", 1)
-    given = {name: column for name, column in columns.items() if column is not None}
-    options += [f"{name}={quote(column, safe=', *|')}" for name, column in given.items()]
+    options += [f"{name}={quote(x, safe=', *|')}" for name, x in columns.items() if x is not None]
     return f"{table}?{'&'.join(options)}" if options else file
 
 
@@ -148,11 +140,12 @@ def config_of(
     generator: dict[str, Any] | None = None
     if writer is not None:
         api, _, model = writer.partition("#")
-        remote = "://" in api
-        generator = {"api": api, "model": model} if remote else {"path": writer, "chat": False}
-        if remote and not model:
-            form = "ADDRESS#MODEL, as in http://127.0.0.1:8000/v1#MODEL"
-            raise InputError(f"writer must be {form}, found no #")
+        generator = {"path": writer, "chat": False}
+        if "://" in api:
+            generator = {"api": api, "model": model}
+            if not model:
+                form = "ADDRESS#MODEL, as in http://127.0.0.1:8000/v1#MODEL"
+                raise InputError(f"writer must be {form}, found no #")
     number = len(open_population(clients)) if delta is None else None
     if number == 0:
         raise InputError(f"{clients}: has no clients")

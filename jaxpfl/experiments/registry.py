@@ -48,10 +48,8 @@ def load_run(directory: Path) -> Any:
     path = directory / RUN_CONFIG
     if not path.is_file():
         if (directory / "run.json").exists():
-            raise InputError(
-                f"{directory}: holds a run of jaxpfl.run in Python, whose data and model no config "
-                "names: call jaxpfl.run again with the same arguments and resume=True"
-            )
+            how = "call jaxpfl.run again with the same arguments and resume=True"
+            raise InputError(f"{directory}: holds a run from Python, which has no config: {how}")
         absent = f"there is no such directory{files.where(directory)}"
         found = f"there is no {RUN_CONFIG} in it" if directory.is_dir() else absent
         raise InputError(f"{directory}: holds no run: {found}")
@@ -60,8 +58,7 @@ def load_run(directory: Path) -> Any:
 
 def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
     """The config of the system that `system` names; arguments as of `reader.from_mapping`."""
-    kind = config_type(mapping, where, overrides)
-    return reader.from_mapping(mapping, where, kind, overrides)
+    return reader.from_mapping(mapping, where, config_type(mapping, where, overrides), overrides)
 
 
 def config_type(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:

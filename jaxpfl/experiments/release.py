@@ -53,11 +53,9 @@ def release(
         or the client function does not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
+    expected = "a function (broadcast, examples, key) -> contribution or ClientSteps"
     if not callable(client_fn) and not isinstance(client_fn, Stepping):
-        raise InputError(
-            "client_fn must be a function (broadcast, examples, key) -> contribution or "
-            f"ClientSteps, found {type(client_fn).__name__}"
-        )
+        raise InputError(f"client_fn must be {expected}, found {type(client_fn).__name__}")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     if plan.rounds != 1:
@@ -85,7 +83,7 @@ def release(
             releaser = partial(shared_rounds.releaser, make, clients, (query,))
             stated = partial(processes.decide, "its cost", total)
         if leads():
-            books = Ledger(ledger, clients, budget=budget, unit=plan.unit)
-            opened = stack.enter_context(books)
+            opened = Ledger(ledger, clients, budget=budget, unit=plan.unit)
+            stack.enter_context(opened)
         released = releaser().release(query, broadcast, round=1)
         return OneRelease(jax.device_get(released.value), plan.statement(), stated())

@@ -99,10 +99,8 @@ def run(
     read = {name for query in algorithm.queries for name in query.columns or ()}
     if "tokens" in read and "tokens" not in clients.columns and "text" in clients.columns:
         # Only the user can say which vocabulary is public.
-        raise InputError(
-            "the clients hold text and the model reads tokens: encode them by a vocabulary of "
-            "PUBLIC text, jaxpfl.text.Vocabulary.from_public(SOURCE, size).encode(clients)"
-        )
+        how = "encode them by a vocabulary of PUBLIC text, jaxpfl.text.Vocabulary.from_public"
+        raise InputError(f"the clients hold text and the model reads tokens: {how}")
     every_column = any(query.columns is None for query in algorithm.queries)
     numbers = clients.numeric().items()
     warn_of_numbers({name: column for name, column in numbers if every_column or name in read})
@@ -131,13 +129,13 @@ def run(
                 record_attempt(directory, FROM_PYTHON)
 
             def end() -> tuple[Sequence[Any], Sequence[str]]:
-                table = _with_baselines(algorithm, evaluation, result) if evaluation else result
+                stated = _with_baselines(algorithm, evaluation, result) if evaluation else result
                 plans = [query.plan for query in algorithm.queries]
                 terms = {"statement": result.privacy, "ledgers": [ledger]}
                 stamp = stamp_of(plans, reproducible=reproducible)
                 certify(directory, algorithm.name, plans, stamp=stamp, **terms)
                 _save_model(directory, algorithm, evaluation, result)
-                return table.table, table.cautions
+                return stated.table, stated.cautions
 
             processes.decide("the attempt", begin)
             with processes.led(page_of_run(directory)):
@@ -149,10 +147,7 @@ def run(
 def _save_model(
     directory: Path, algorithm: Algorithm, evaluation: Evaluator | None, result: Result
 ) -> None:
-    """Writes the model of a finished run, if it is finite, for `jaxpfl export`, with a certificate.
-
-    A config says how to build a model again; of a run from Python only this remains.
-    """
+    """Writes the model of a finished run, if it is finite, with a certificate, for `export`."""
     if algorithm.model is None:
         return
     # Loaded here, because no round needs them.
@@ -176,10 +171,7 @@ def _save_model(
 
 
 def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:
-    """The result with a table of the model before its rounds and of word frequencies alone.
-
-    Both are scored on the examples that the run is evaluated on, and neither reads the clients.
-    """
+    """The result with a table: the model before its rounds, and word frequencies, scored alike."""
     records = read_lines(result.out / "metrics.jsonl")
     scored = [record for record in records if record.get("evaluation")]
     rows: list[dict[str, Any]] = []
@@ -196,7 +188,7 @@ def _with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) 
             rows.append({**row, **asdict(scored_counts(vocabulary.counts, tokens))})
     if not rows:
         return result
-    path = Path(result.out) / "result.json"
+    path = result.out / "result.json"
     record = files.read_record(path, {"private": bool})
     ours = result.metrics.get("evaluation") or {}
     rows.append({"model": OURS, "private": record["private"], **ours})

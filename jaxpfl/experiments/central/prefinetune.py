@@ -8,8 +8,7 @@ momentum, the learning rate from a sweep, selection by validation data of the PU
     for the one of least validation loss:                    the other epochs
     return the parameters of least validation loss
 
-Nothing here reads a client's data, so it costs no privacy, and everything may be published. One
-epoch is one dispatch of `training.run`.
+Nothing here reads a client's data, so it costs no privacy, and everything may be published.
 """
 
 import math

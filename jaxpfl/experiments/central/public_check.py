@@ -67,9 +67,7 @@ class PrivateContent:
         For other clients of the same source, such as an evaluation set, whose words may resemble
         the private clients' so much that `refuse` would refuse them. What was left out can be told
         from the number of examples, and shows who is private: it is no substitute for a split.
-
-        Raises:
-          InputError: more than half of the examples would be left out.
+        `InputError`: more than half of the examples would be left out.
         """
         copied = _copied(self._clients, others)
         if copied.sum() > _EXAMPLES * len(copied):
@@ -196,8 +194,7 @@ def _runs(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         # A polynomial of the words' hashes modulo 2^64: the overflow is intended.
         runs = runs * _MULTIPLIER + hashes[starts + place]
     begins_text = np.concatenate([[True], ends[:-1]])[: len(starts)]
-    whole = ~ends[starts + _RUN - 1] | begins_text
-    is_run = whole & ~ends[starts]
+    is_run = (~ends[starts + _RUN - 1] | begins_text) & ~ends[starts]
     text = np.cumsum(ends)[starts][is_run] // _RUN
     return runs[is_run].view(np.int64), np.bincount(text, minlength=len(texts))
 

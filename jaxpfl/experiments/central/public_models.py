@@ -5,9 +5,8 @@
     CACHE/training/          checkpoints of the pretraining
     CACHE/*.lock             held by the process that makes a model; others wait for it
 
-HASH covers the texts of the corpora and every setting, so that all studies with the same ones share
-a model. Cached files are verified whenever they are read, see `records.artifacts`. Interrupted
-pretraining continues from its last checkpoint.
+HASH covers the texts of the corpora and every setting: all studies with the same ones share a
+model. Cached files are verified whenever they are read, see `records.artifacts`.
 """
 
 import hashlib
@@ -48,11 +47,8 @@ _VALID_ROWS = 400
 class PublicModels:
     """Public corpora, and the tokeniser and decoders that are learned from them.
 
-    Attributes:
-      sources: the name of each corpus -> its source.
-      limit: the number of texts used of each corpus: the beginning of every document, with the
-        same share of each.
-      seed: of the decoders' initial parameters and of the order of their examples.
+    `sources` are by name. Of each corpus `limit` texts are used: the beginning of every document,
+    with the same share of each. `seed` is of initial parameters and the order of examples.
     """
 
     sources: Mapping[str, str]
@@ -126,22 +122,13 @@ class PublicModels:
         rows = rows[rng.permutation(len(rows))]
         held_out = min(_VALID_ROWS, len(rows) // 10)
         if not held_out:
-            raise InputError(
-                f"the corpora {', '.join(names)} are too small to pretrain on: they fill "
-                f"{len(rows)} rows of {settings.sequence_length} tokens, expected at least 10"
-            )
+            least = f"{len(rows)} rows of {settings.sequence_length} tokens, expected at least 10"
+            few = f"the corpora {', '.join(names)} are too small to pretrain on"
+            raise InputError(f"{few}: they fill {least}")
         start, train = initialised(model, jax.random.key(self.seed)), {"tokens": rows[held_out:]}
-        fitted = fit(
-            model,
-            start,
-            train,
-            settings.pretraining,
-            seed=self.seed,
-            valid={"tokens": rows[:held_out]},
-            mesh=data_mesh(settings.pretraining.batch_size),
-            folder=folder,
-            progress=self.progress,
-        )
+        how: Any = {"mesh": data_mesh(settings.pretraining.batch_size), "folder": folder}
+        how |= {"seed": self.seed, "progress": self.progress, "valid": {"tokens": rows[:held_out]}}
+        fitted = fit(model, start, train, settings.pretraining, **how)
         record = {**fitted.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
         return Artifact(record, tree_arrays(fitted.params))
 

@@ -28,12 +28,10 @@ _MOST_UNUSED = 0.05
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """A published model before its weights are read.
+    """A published model before its weights are read, of a config section's `name`.
 
-    Attributes:
-      name: of the config section; messages begin with it.
-      model: as config.json describes it; an encoder's head is read with its weights.
-      tokeniser: the model's own; its name ends with a hash of all that it is made of.
+    An encoder's head is read with its weights. The tokeniser's name ends with a hash of all that it
+    is made of.
     """
 
     name: str
@@ -78,16 +76,18 @@ class PublishedModel:
     def require_decoder(self, because: str) -> None:
         """Refuses an encoder; `because` says what it cannot do."""
         if not isinstance(self.model, Decoder):
-            where, kind = f"{self.name}.path = {self.settings.path!r}", self.model.name
-            raise InputError(f"{where} must hold a decoder, found a {kind}, {because}")
+            kind = f"a {self.model.name}, {because}"
+            raise InputError(f"{self._where} must hold a decoder, found {kind}")
 
     def require_positions(self, tokens: int, of: str) -> None:
         """Refuses a model that cannot read `tokens` tokens, the size of what `of` names."""
-        positions = self.model.config.positions
-        if tokens > positions:
-            where = f"{self.name}.path = {self.settings.path!r}"
+        if tokens > (positions := self.model.config.positions):
             expected = f"at least {tokens}, for {of}"
-            raise InputError(f"{where} has {positions} positions, expected {expected}")
+            raise InputError(f"{self._where} has {positions} positions, expected {expected}")
+
+    @property
+    def _where(self) -> str:
+        return f"{self.name}.path = {self.settings.path!r}"
 
     def loaded(self, *, trained: bool = False, mesh: Mesh | None = None) -> LanguageModel:
         """The model with its weights, its adapters merged; an encoder is trained, never sampled."""
@@ -104,9 +104,8 @@ class PublishedModel:
         elif model.head:
             model = replace(model, causal=True)
         else:
-            where, head = f"{self.name}.path = {settings.path!r}", "a language-model head"
-            because = "it predicts no next token"
-            raise InputError(f"{where} holds a {model.name} without {head}: {because}")
+            head = "a language-model head: it predicts no next token"
+            raise InputError(f"{self._where} holds a {model.name} without {head}")
         return LanguageModel(cast(Decoder, model), params, self.tokeniser, mesh=data_mesh())
 
 

@@ -34,11 +34,8 @@ def in_batches(columns: Mapping[str, np.ndarray], size: int) -> Batches:
     """All examples of columns [examples, ...], in their order; `InputError` if there are none."""
     if not (number := len(next(iter(columns.values())))):
         raise InputError("there are no examples to score a model on")
-    rows_SxB, mask_SxB = batches(np.arange(number), size)
-    return [
-        ({name: column[rows] for name, column in columns.items()}, mask)
-        for rows, mask in zip(rows_SxB, mask_SxB, strict=True)
-    ]
+    in_order = zip(*batches(np.arange(number), size), strict=True)
+    return [({name: x[rows] for name, x in columns.items()}, mask) for rows, mask in in_order]
 
 
 def on_one_device(params: Any) -> Any:

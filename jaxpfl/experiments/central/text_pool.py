@@ -21,6 +21,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.text.columns import texts_of
 
+Corpora = Mapping[str, Population]
 # Columns of a corpus in which the terms of its texts may stand.
 TERMS = ("license", "licence", "attribution")
 
@@ -59,18 +60,11 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: chosen texts are written to a .jsonl or .parquet file")
 
 
-def write(
-    path: Path,
-    choices: Mapping[str, Choice],
-    corpora: Mapping[str, Population],
-    cut: Mapping[str, Population],
-) -> None:
+def write(path: Path, choices: Mapping[str, Choice], corpora: Corpora, cut: Corpora) -> None:
     """Writes the chosen texts, with "source", "weight" and the terms that their corpora have.
 
-    Args:
-      choices: by label, which texts get as their "label"; or one that has "" in its place.
-      corpora: by name, as they were read; `cut` has the pool's examples, of the same documents. A
-        piece has all terms of its document.
+    `choices` are by label, the texts' "label", or of one "". `corpora` are as they were read; `cut`
+    has the pool's examples, of the same documents, each with all terms of its document.
     """
     sizes = {name: corpus.num_examples for name, corpus in cut.items()}
     terms = [term for term in TERMS if any(term in corpus.columns for corpus in corpora.values())]
@@ -87,25 +81,23 @@ def write(
                 elif term in pieces.columns:
                     table[term] += map(str, take(pieces.column(term), rows).tolist())
                 else:
-                    of_rows = (corpus.examples(document)[term] for document in documents.tolist())
-                    table[term] += [
-                        "; ".join(map(str, dict.fromkeys(values.tolist()))) for values in of_rows
-                    ]
+                    for document in documents.tolist():
+                        terms_of = dict.fromkeys(corpus.examples(document)[term].tolist())
+                        table[term].append("; ".join(map(str, terms_of)))
         table["weight"] += choice.weights_N[choice.rows_M].tolist()
     if "" not in choices:
         table["label"] = [label for label, choice in choices.items() for _ in choice.rows_M]
     if path.suffix == ".parquet":
-        content = io.BytesIO()
-        parquet.write_table(pa.table(table), content)
+        parquet.write_table(pa.table(table), content := io.BytesIO())
         files.write_atomically(path, content.getvalue())
     else:
         lines = zip(*table.values(), strict=True)
-        records = (dict(zip(table, values, strict=True)) for values in lines)
+        records = (dict(zip(table, line, strict=True)) for line in lines)
         written = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         files.write_atomically(path, "".join(written))
 
 
-def without_repeats(corpora: Mapping[str, Population]) -> tuple[dict[str, Population], int]:
+def without_repeats(corpora: Corpora) -> tuple[dict[str, Population], int]:
     """The corpora without texts that are empty, or were there before; and how many these are."""
     distinct, before, repeated = dict[str, Population](), set[str](), 0
     for name, corpus in corpora.items():

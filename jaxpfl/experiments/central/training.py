@@ -27,14 +27,7 @@ from jaxpfl.experiments.central.scoring import in_batches, score
 from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.federated.clients.client import Static
 from jaxpfl.models import adapter_trees
-from jaxpfl.models.base import (
-    Metrics,
-    Model,
-    Params,
-    columns_read,
-    descended,
-    initialised,
-)
+from jaxpfl.models.base import Metrics, Model, Params, columns_read, descended, initialised
 from jaxpfl.progress import Progress
 from jaxpfl.text.microbatches import dealt
 
@@ -64,10 +57,8 @@ class TrainState(NamedTuple):
 class _State(NamedTuple):
     """The state of the training between two steps; checkpoints contain all of it.
 
-    Attributes:
-      train: includes the sums of the current epoch.
-      best: at the least validation loss so far; empty without validation data.
-      train_losses, valid_losses: of each epoch, NaN until it has ended.
+    `best` is that of the least validation loss so far, empty without validation data. Losses are of
+    each epoch, NaN until it has ended.
     """
 
     train: TrainState
@@ -95,9 +86,8 @@ def fit(
 
     Args:
       params: initial parameters, not changed; with `frozen`, the adapters (`adapter_trees.split`).
-      valid: validation examples, like `columns`. The model is validated after each epoch, and the
-        parameters of least validation loss are returned. They must be PUBLIC, because a choice by
-        private data would be a release without a charge. None returns the last parameters.
+      valid: validation examples, like `columns`, after each epoch; the parameters of least loss are
+        returned. They must be PUBLIC: a choice by private data would be a release without a charge.
       frozen: the base of LoRA, not changed; the model sees `adapter_trees.join(params, frozen)`.
       mesh: has an axis "data" over which batches, of a multiple of its size, are sharded;
         parameters are replicated. Default: the first device.
@@ -113,7 +103,6 @@ def fit(
     place = partial(jax.device_put, device=everywhere)
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
-
     placed, scored, held_out = place(columns), Static(model), ()
     if valid is not None:
         valid, _ = _checked(model, valid, "valid")
@@ -121,7 +110,6 @@ def fit(
         held_out = dealt(in_batches(valid, settings.batch_size), mesh)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
         frozen = place(frozen)
-
     state = _State(
         train=start(params, settings, steps, everywhere),
         best={} if valid is None else jax.tree.map(jnp.copy, place(params)),
@@ -135,11 +123,10 @@ def fit(
         loss = score(scored, whole, held_out).result()["loss"]
         # The loss of a diverged run is NaN, for which this is false.
         if loss < np.nanmin(np.asarray(state.valid_losses), initial=np.inf):
-            state = state._replace(best=jax.tree.map(jnp.copy, state.train.params))
+            state = state._replace(best=jax.tree.map(jnp.copy, params))
         return state._replace(valid_losses=state.valid_losses.at[epoch].set(loss))
 
-    order, epoch = None, -1
-    done, checkpoints = 0, None
+    order, epoch, done, checkpoints = None, -1, 0, None
     with ExitStack() as stack:
         if folder is not None:
             described = [repr(model), asdict(settings), seed]
@@ -169,7 +156,6 @@ def fit(
                 if checkpoints:
                     checkpoints.save(done, state)
             bar.update(done, {"loss": f"{loss:.3f}"})
-
     state = jax.device_get(state)
     record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
     if valid is None:
@@ -233,8 +219,7 @@ def run(
 
     def step(index: Array, carry: tuple[TrainState, Array]) -> tuple[TrainState, Array]:
         state, _ = carry
-        batch = rows_SxB[index], real_SxB[index]
-        (total, count), gradients = differentiate(state.params, *batch)
+        (total, count), gradients = differentiate(state.params, rows_SxB[index], real_SxB[index])
         mean = 1.0 / jnp.maximum(count, 1.0)
         params, moments = descended(settings, steps, state.params, state.moments, gradients, mean)
         seen = jax.tree.map(jnp.add, state.seen, {"loss_sum": total, "count": count})

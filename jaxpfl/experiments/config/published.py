@@ -67,8 +67,7 @@ class PublishedModelConfig(PublishedWeights):
 
     def check_fields(self) -> None:
         if "" in (self.path, self.adapters):
-            name = "adapters" if self.path else "path"
-            raise InputError(f"{name} must name a folder, found ''")
+            raise InputError(f"{'adapters' if self.path else 'path'} must name a folder, found ''")
 
 
 @dataclass(frozen=True)

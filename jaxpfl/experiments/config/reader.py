@@ -61,10 +61,8 @@ def from_mapping(
 ) -> _Config:
     """Builds a config of type `kind` from plain data and from the command line.
 
-    Args:
-      where: the file's name, with which messages begin.
-      overrides: arguments such as `--training.rounds 5` or `--training.rounds=5`, with values
-        written as in YAML. They replace the file's values before anything is checked.
+    Messages begin with `where`, the file's name. `overrides`, such as `--training.rounds 5` or
+    `--training.rounds=5`, as in YAML, replace the file's values before anything is checked.
     """
     given = parse_overrides(kind, overrides)
     for key, value in given.items():
@@ -84,27 +82,20 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
     """Returns a copy of plain data in which `key`, such as "training.rounds", has this value."""
     if mapping is not None and not isinstance(mapping, Mapping):
         raise InputError(f"{where} is in no section of the config, found {mapping!r} instead")
-    first, _, rest = key.partition(".")
-    section = dict(mapping or {})
-    inner = with_value(section.get(first), rest, value, where) if rest else value
-    return {**section, first: inner}
+    (first, _, rest), section = key.partition("."), dict(mapping or {})
+    return {**section, first: with_value(section.get(first), rest, value, where) if rest else value}
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
     """The values of `--section.key VALUE` arguments by key; the last one of a key counts."""
-    valid = dict(_keys(kind))
-    for argument in arguments:
-        if argument != argument.encode("utf-8", "replace").decode():
-            raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
-    values: dict[str, Any] = {}
-    rest = list(arguments)
+    valid, values, rest = dict(_keys(kind)), dict[str, Any](), list(arguments)
     while rest:
         argument = rest.pop(0)
+        if argument != argument.encode("utf-8", "replace").decode():
+            raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
         if not argument.startswith("--"):
-            raise InputError(
-                f"{_COMMAND_LINE}: unexpected argument {argument!r}; a setting is given as "
-                "--section.key VALUE"
-            )
+            what = f"{_COMMAND_LINE}: unexpected argument {argument!r}"
+            raise InputError(f"{what}; a setting is given as --section.key VALUE")
         name, has_value, text = argument[2:].partition("=")
         key = name.replace("-", "_")
         # Of an option such as fred.candidates.NAME, the user chooses the last part.
@@ -120,21 +111,17 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
             if not rest or rest[0].startswith("--"):
                 raise InputError(f"{_COMMAND_LINE}: --{name} needs a value")
             text = rest.pop(0)
-        if set(_members(valid[key])) <= {str, type(None)} and text != "null":
-            # Text is taken literally, because the shell removed the quotes that YAML would need.
-            values[key] = text
-        else:
-            values[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
+        # Text is taken literally, because the shell removed the quotes that YAML would need.
+        literal = set(_members(valid[key])) <= {str, type(None)} and text != "null"
+        values[key] = text if literal else _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
     return values
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """Returns the config as plain data: `from_mapping(to_mapping(c), where, type(c)) == c`."""
-    settings = {name: getattr(config, name) for name in _settings(type(config))}
-    return {
-        name: to_mapping(value) if dataclasses.is_dataclass(value) else files.jsonable(value)
-        for name, value in settings.items()
-    }
+    values = {name: getattr(config, name) for name in _settings(type(config))}
+    sections = {name: to_mapping(x) for name, x in values.items() if dataclasses.is_dataclass(x)}
+    return files.jsonable(values | sections)
 
 
 def to_yaml(config: Any) -> str:
@@ -216,8 +203,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _nearest(key: str, valid: Sequence[str], dashes: str = "") -> str:
-    last = key.rsplit(".", 1)[-1]
-    same_end = [name for name in valid if name.rsplit(".", 1)[-1] == last]
+    same_end = [name for name in valid if name.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     close = same_end or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     names = [dashes + name for name in close or valid]
     return f"; the nearest valid name is {names[0]!r}" if close else f"; valid: {', '.join(names)}"
@@ -254,11 +240,9 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
         for name in value:
             # YAML reads `on`, `3` and `null` as other things than text.
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise _Fault(
-                    key,
-                    f"{key} has the name {name!r}, expected up to 60 letters, digits, spaces or "
-                    '. _ % + -, in quotes where YAML reads something else ("70%")',
-                )
+                allowed = "up to 60 letters, digits, spaces or . _ % + -"
+                quoted = 'in quotes where YAML reads something else ("70%")'
+                raise _Fault(key, f"{key} has the name {name!r}, expected {allowed}, {quoted}")
         return {name: _convert(parts[1], part, f"{key}.{name}") for name, part in value.items()}
     if kind is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value):
@@ -298,11 +282,8 @@ def _choose(members: Sequence[Any], value: Any, key: str) -> Any:
 
 
 def _required(kind: Any) -> set[str]:
-    return {
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is field.default_factory is dataclasses.MISSING
-    }
+    fields, nothing = dataclasses.fields(kind), dataclasses.MISSING
+    return {field.name for field in fields if field.default is field.default_factory is nothing}
 
 
 def _convert_dataclass(kind: type, value: Any, key: str) -> Any:
@@ -314,13 +295,11 @@ def _convert_dataclass(kind: type, value: Any, key: str) -> Any:
         if name not in settings:
             wrong, valid = f"{prefix}{name}", [f"{prefix}{name}" for name in settings]
             raise _Fault(wrong, f"there is no key {wrong!r}{_nearest(wrong, valid)}")
-    required = _required(kind)
-    if missing := [f"{prefix}{n}" for n in settings if n in required and n not in value]:
+    needed = _required(kind).difference(value)
+    if missing := [f"{prefix}{name}" for name in settings if name in needed]:
         verb = "is" if len(missing) == 1 else "are"
         raise _Fault(key, f"{' and '.join(missing)} {verb} required, found nothing")
-    arguments = {
-        name: _convert(settings[name], inner, f"{prefix}{name}") for name, inner in value.items()
-    }
+    arguments = {name: _convert(settings[name], value[name], f"{prefix}{name}") for name in value}
     try:
         return kind(**arguments)
     except InputError as error:

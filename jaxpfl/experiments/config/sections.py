@@ -49,9 +49,8 @@ class SplitConfig(Checked):
 class DataConfig(Checked):
     """The private clients, and the public corpus that a language model's vocabulary comes from.
 
-    With `?min_examples=N` in `source`, clients with fewer keep their place but lose their examples,
-    because the plan and the report publish the population's size, which must not depend on client
-    data. To exclude such clients, publish how many others there are by a release first.
+    With `?min_examples=N` in `source`, clients with fewer keep their place but lose their examples:
+    the population's size is published, and must not depend on client data.
 
     Attributes:
       clients: how many clients `source` has, for a dry run, which does not read them; a run counts
@@ -76,9 +75,8 @@ class DataConfig(Checked):
         try:
             re.compile(self.remove or "")
         except (re.error, OverflowError, RecursionError) as error:
-            raise InputError(
-                f"data.remove must be a regular expression, found {self.remove!r}: {error}"
-            ) from None
+            reason = f"found {self.remove!r}: {error}"
+            raise InputError(f"data.remove must be a regular expression, {reason}") from None
 
 
 @dataclass(frozen=True)
@@ -164,16 +162,12 @@ class PrivacyConfig(Checked):
         given = [n for n in ("epsilon", "noise_multiplier") if getattr(self, n) is not None]
         if not self.private:
             if given or self.delta is not None or self.budget_epsilon is not None:
-                raise InputError(
-                    "privacy.private is false, so privacy.epsilon, noise_multiplier, delta and "
-                    "budget_epsilon must be absent: nothing in this run is private"
-                )
+                absent = "privacy.epsilon, noise_multiplier, delta and budget_epsilon"
+                raise InputError(f"privacy.private is false, so {absent} must be absent")
             return
         if len(given) != 1:
-            raise InputError(
-                "privacy needs exactly one of epsilon, noise_multiplier or private: false, found "
-                + (" and ".join(given) if given else "none")
-            )
+            one = "exactly one of epsilon, noise_multiplier or private: false"
+            raise InputError(f"privacy needs {one}, found {' and '.join(given) or 'none'}")
         if self.delta is None:
             raise InputError("privacy.delta is required by a private run, found none")
 
@@ -308,21 +302,17 @@ class EvaluationConfig(Checked):
 
     def check_fields(self) -> None:
         if self.source is not None and not self.declared_public:
-            so = "state so by evaluation.declared_public: true"
-            raise InputError(f"evaluation.source must be public: {so}")
+            raise InputError("evaluation.source must be stated public by declared_public: true")
         if self.every and not self.declared_public:
-            raise InputError(
-                "evaluation.every is set, and validation clients are as private as the others: set "
-                "evaluation.declared_public: true if they are public, or evaluation.every: 0"
-            )
+            how = "evaluation.declared_public: true if they are public, or evaluation.every: 0"
+            why = "evaluation.every is set, and validation clients are as private as the others"
+            raise InputError(f"{why}: set {how}")
 
     def check_split(self, split: SplitConfig) -> None:
         """Refuses held-out clients in a split where `source` names others."""
         if self.source is not None and (split.valid or split.test):
-            raise InputError(
-                "data.split.valid and data.split.test must be 0 where evaluation.source names what "
-                f"models are evaluated on, found {split.valid:g} and {split.test:g}"
-            )
+            where = f"where evaluation.source is given, found {split.valid:g} and {split.test:g}"
+            raise InputError(f"data.split.valid and data.split.test must be 0 {where}")
 
 
 @dataclass(frozen=True)
@@ -374,10 +364,8 @@ class PrefinetuneConfig(Checked):
 
     def check_fields(self) -> None:
         if not 1 <= round(self.valid * self.examples) < self.examples:
-            raise InputError(
-                f"prefinetune.valid = {self.valid:g} of prefinetune.examples = {self.examples} "
-                "must leave at least one example to hold out and one to train on"
-            )
+            part = f"prefinetune.valid = {self.valid:g} of prefinetune.examples = {self.examples}"
+            raise InputError(f"{part} must leave an example to hold out and one to train on")
         low, high = self.learning_rates
         if low > high:
             rates = f"[low, high], found [{low:g}, {high:g}]"
@@ -401,10 +389,9 @@ class ScaledUpConfig(Checked):
 def check_study(name: str, privacy: PrivacyConfig, scaled_up: ScaledUpConfig | None) -> None:
     """Refuses what a study, a system of several releases, cannot carry out; `name` of `privacy`."""
     if privacy.epsilon is not None:
-        raise InputError(
-            f"{name}.epsilon must be absent in a study, which makes several releases: give "
-            "noise_multiplier, and budget_epsilon as the limit of all of them"
-        )
+        several = "in a study, which makes several releases: give noise_multiplier, and"
+        limit = "budget_epsilon as the limit of all of them"
+        raise InputError(f"{name}.epsilon must be absent {several} {limit}")
     for setting, needed in (("sampling", "poisson"), ("trust", "central")):
         if (value := getattr(privacy, setting)) != needed:
             raise InputError(f"{name}.{setting} must be {needed} in a study, found {value!r}")
@@ -423,7 +410,5 @@ def check_world(name: str, privacy: PrivacyConfig, count: str, epsilon: float | 
     if privacy.ledger is not None:
         raise InputError(f"{name}.ledger must be absent: each world of a study has one of its own")
     if privacy.private != (epsilon is not None):
-        raise InputError(
-            f"{count} is required where {name}.private is true, because the count of what clients "
-            f"hold is a private release, and must be absent where it is false, found {epsilon}"
-        )
+        private = f"{count} is required where {name}.private is true, for a count is a release"
+        raise InputError(f"{private}, and must be absent where it is false, found {epsilon}")

@@ -1,18 +1,17 @@
 """The configs that come with jaxpfl, by name, from `configs/` here or in the installed package."""
 
-import difflib
-import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxpfl import files
+from jaxpfl import checks, files
 from jaxpfl.errors import InputError, NoDataFolder
 
 _PACKAGE = Path(__file__).parents[2]
 _SUFFIX = ".yaml"
+_HEAD: Any = re.compile(r"(?:#.*\n)*")
 # After a full stop that is not an abbreviation's.
 _SENTENCE = re.compile(r"(?<!\bal\.)(?<=[.])\s")
 
@@ -49,17 +48,13 @@ def find(given: str | Path) -> Path:
     if here.is_file():
         if path.as_posix() not in own:
             raise InputError(f"{given}: {files.missing(path)}; name {here} with its suffix")
-        raise InputError(
-            f"{given} is a config that comes with jaxpfl, and {here} is a file here: name the "
-            f"file with its suffix, or give jaxpfl's own from another folder"
-        )
+        both = f"{given} is a config that comes with jaxpfl, and {here} is a file here"
+        raise InputError(f"{both}: name the file with its suffix, or run this in another folder")
     if path.as_posix() in own:
         return folder() / f"{path.as_posix()}{_SUFFIX}"
-    close = difflib.get_close_matches(path.as_posix(), own, n=1, cutoff=0.5)
-    nearest = f"the nearest name is {close[0]}" if close else "`jaxpfl configs` lists their names"
-    raise InputError(
-        f"{given}: neither a file{files.where(path)} nor a config that comes with jaxpfl; {nearest}"
-    )
+    hint = checks.nearest(path.as_posix(), own) or "; `jaxpfl configs` lists their names"
+    place = f"a file{files.where(path)}"
+    raise InputError(f"{given}: neither {place} nor a config that comes with jaxpfl{hint}")
 
 
 def sources(name: str) -> tuple[str, ...]:
@@ -91,19 +86,15 @@ class About(NamedTuple):
 def about(name: str) -> About:
     """Reads what the config of this name says of itself, without building it."""
     text = (folder() / f"{name}{_SUFFIX}").read_text("utf-8")
-    words = " ".join(line.lstrip("# ") for line in _head(text))
+    words = " ".join(line.lstrip("# ") for line in _HEAD.match(text)[0].splitlines())
     needs = {source[1:].partition("/")[0] for source in sources(name) if source.startswith("$")}
     command = "sweep" if re.search("^base: ", text, re.M) else "run"
     return About(_SENTENCE.split(words)[0], command, tuple(sorted(needs)), _without_data(text))
 
 
-def _head(text: str) -> list[str]:
-    return list(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
-
-
 def _without_data(text: str) -> str:
     """The command after "No data:" in the head of a config, on one line; "" if there is none."""
-    line = re.search(r"^# No data: +((?:.*\\\n)*.*)$", "\n".join(_head(text)), re.M)
+    line = re.search(r"^# No data: +((?:.*\\\n)*.*)$", _HEAD.match(text)[0], re.M)
     return re.sub(r"\s*\\\n#\s*", " ", line[1]) if line else ""
 
 

@@ -40,8 +40,7 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def read_clients(config: sections.DataConfig) -> Population:
-    clients = open_population(config.source)
-    if not len(clients):
+    if not len(clients := open_population(config.source)):
         raise InputError(f"data.source = {config.source!r} has no clients")
     return clients
 
@@ -113,14 +112,9 @@ def build_plan(
     `privacy.epsilon` covers the run's `prior_releases` on them, too; the section is for the larger
     population that is `simulated`, if one is.
     """
-    sampled = participation.of(
-        privacy.sampling,
-        population,
-        training.clients_per_round,
-        separation=privacy.separation,
-        at_most=privacy.at_most,
-    )
-    clip = Clip(privacy.clip_norm)
+    own = {"separation": privacy.separation, "at_most": privacy.at_most}
+    cohorts = privacy.sampling, population, training.clients_per_round
+    sampled, clip = participation.of(*cohorts, **own), Clip(privacy.clip_norm)
     if not privacy.private:
         if simulated is not None:
             raise InputError("simulated must be absent where privacy.private is false")
@@ -133,19 +127,13 @@ def build_plan(
         return plan.simulated_by(sampled, privacy.delta)
     if privacy.adaptive:
         clip = dataclasses.replace(clip, adaptive=AdaptiveClip(privacy.target_quantile))
-    shared: dict[str, Any] = {
-        "rounds": training.rounds,
-        "clip": clip,
-        "participation": sampled,
-        "delta": privacy.delta,
-        "accountant": privacy.accountant,
-    }
-    z, epsilon = privacy.noise_multiplier, privacy.epsilon
-    noise = Noise(1.0 if z is None else z, privacy.noise, privacy.blt, privacy.trust)
-    if z is not None:
-        return Plan(noise=noise, **shared)
-    assert epsilon is not None
-    return Plan.calibrated(epsilon=epsilon, noise=noise, prior_releases=prior_releases, **shared)
+    shared: dict[str, Any] = {"rounds": training.rounds, "clip": clip, "participation": sampled}
+    shared |= {"delta": privacy.delta, "accountant": privacy.accountant}
+    z = 1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier
+    shared["noise"] = Noise(z, privacy.noise, privacy.blt, privacy.trust)
+    if (epsilon := privacy.epsilon) is None:
+        return Plan(**shared)
+    return Plan.calibrated(epsilon=epsilon, prior_releases=prior_releases, **shared)
 
 
 def with_strategy(config: Any) -> Any:
@@ -179,13 +167,8 @@ def build_algorithm(
     elif training.schedule == "cosine":
         schedule = optax.cosine_decay_schedule(1.0, training.rounds)
     local: Any = {"adapters": frozen is not None, "schedule": schedule}
-    shared: Any = {
-        "server": build_optimizer(training.server),
-        "plan": plan,
-        "cohort": build_cohort(training),
-        "execution": build_execution(training),
-        "start": start,
-    }
+    shared: Any = {"server": build_optimizer(training.server), "plan": plan, "start": start}
+    shared |= {"cohort": build_cohort(training), "execution": build_execution(training)}
     match section:
         case sections.ScaffoldConfig(variate_clip=clip):
             rate = training.client.learning_rate

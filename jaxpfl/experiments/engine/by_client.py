@@ -66,9 +66,8 @@ class GroupScores:
     """What three models score on groups of clients: whom the noise harms.
 
     Noise and clipping can cost small groups more than others (Bagdasaryan, Poursaeed, Shmatikov
-    2019, "Differential privacy has disparate impact on model accuracy"). How much is due to the
-    noise alone shows only beside a run without it on the same clients, which is not private: a
-    SIMULATION.
+    2019, "Differential privacy has disparate impact on model accuracy"). What is due to the noise
+    shows beside a run without it on the same clients, which is not private: a SIMULATION.
 
     Attributes:
       column: the public column whose value is a client's group.
@@ -83,25 +82,21 @@ class GroupScores:
 
     def rows(self, metric: str) -> list[dict[str, Any]]:
         """A row for each group: its clients, a score for each model, and the cost of noise."""
-        return [
-            {
-                self.column: group,
-                "clients": number,
-                **{model: groups[group][metric] for model, groups in self.means.items()},
-                "cost of noise": self.means[PRIVATE][group][metric]
-                - self.means[NOISELESS][group][metric],
-            }
-            for group, number in self.clients.items()
-        ]
+        rows = []
+        for group, number in self.clients.items():
+            scores = {model: groups[group][metric] for model, groups in self.means.items()}
+            cost = scores[PRIVATE] - scores[NOISELESS]
+            rows.append({self.column: group, "clients": number, **scores, "cost of noise": cost})
+        return rows
 
     def __str__(self) -> str:
         lines = [SIMULATION]
         for metric in next(iter(self.means[PRIVATE].values())):
             lines.append(f"{metric}, mean over clients by {self.column}:")
             for row in self.rows(metric):
-                group, clients, *_ = row.values()
-                scores = ", ".join(f"{name} {score:.4g}" for name, score in [*row.items()][2:])
-                lines.append(f"  {group} ({clients} clients): {scores}")
+                (_, group), (_, number), *scores = row.items()
+                shown = ", ".join(f"{name} {value:.4g}" for name, value in scores)
+                lines.append(f"  {group} ({number} clients): {shown}")
         return "\n".join(lines)
 
 
@@ -140,15 +135,13 @@ class Personal:
         if not len(chosen):
             clusters = isinstance(self.client, BestFitting)
             return jax.tree.map(lambda leaf: leaf[0], self.params) if clusters else self.params
-        epochs = [
-            batches(draws.permutation(len(chosen)), spec.batch_size) for _ in range(spec.epochs)
-        ]
+        orders = (draws.permutation(len(chosen)) for _ in range(spec.epochs))
+        epochs = [batches(order, spec.batch_size) for order in orders]
         rows, mask = (np.concatenate(parts) for parts in zip(*epochs, strict=True))
         # One shape for all clients, and one compilation.
         steps, missing = jnp.int32(len(rows)), ((0, spec.max_steps - len(rows)), (0, 0))
         rows, mask = np.pad(rows, missing), np.pad(mask, missing)
-        columns = self.examples.numeric().items()
-        batch = {name: column[chosen][rows] for name, column in columns}
+        batch = {name: x[chosen][rows] for name, x in self.examples.numeric().items()}
         examples = Examples(batch, jnp.asarray(mask), steps)
         return _trained(Static(self.client), self.params, examples, jax.random.key(client))
 
@@ -159,8 +152,7 @@ def _trained(static: Static, params: Params, examples: Examples, key: jax.Array)
     if isinstance(client, BestFitting):
         chosen = client.chosen(params, examples)
         return jax.tree.map(lambda leaf: leaf[chosen], params)
-    first = first_state(client, params)
-    sent, state = computed(client, params, first, examples, key)
+    sent, state = computed(client, params, first_state(client, params), examples, key)
     if isinstance(client, Personalising):
         return client.own_model(params, next_state(client, params, state, sent))
     return jax.tree.map(jnp.add, params, sent)

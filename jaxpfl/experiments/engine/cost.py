@@ -1,5 +1,6 @@
 """The privacy cost of a run, read from its ledger, which is charged before every release."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.privacy import local_trust, simulated
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.guarantee import Guarantee
-from jaxpfl.privacy.ledger import Charge, Ledger
+from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
 OWN, SHARED = "this run", "everything on its ledger"
@@ -20,10 +21,9 @@ ALONE = "if nothing else is released from these clients"
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one run, whose ledger may hold releases of other runs, too.
+    """The cost of one run, with the `prior` ones that it depends on; its ledger may hold others.
 
-    The first query's plan gives the delta of all statements. `prior` names runs that this one
-    depends on; their releases are part of its cost.
+    The first query's plan gives the delta of all statements.
     """
 
     ledger: Ledger
@@ -57,12 +57,9 @@ class Cost:
         return with_larger(plans, both)
 
     def _events(self, round: int | None = None) -> list[DpEvent]:
-        return [
-            charge.event
-            for charge in self.ledger.charges
-            if charge.run in self.prior
-            or (charge.run == self.run and (round is None or charge.round <= round))
-        ]
+        last, runs = math.inf if round is None else round, (*self.prior, self.run)
+        own = [charge for charge in self.ledger.charges if charge.run in runs]
+        return [x.event for x in own if x.round <= last or x.run in self.prior]
 
     def _of(self, events: Sequence[DpEvent]) -> Guarantee:
         plan = self.algorithm.queries[0].plan
@@ -96,12 +93,8 @@ def both_statements(
     if not own and not delta:
         # A budget stopped a run without privacy before its first release.
         return "(epsilon = 0): nothing was released"
-
-    def of(charges: Sequence[Charge]) -> Guarantee:
-        events = (charge.event for charge in charges)
-        return Guarantee.of_events(events, delta, ledger.unit, accountant)
-
-    guarantee = of(own)
+    terms = delta, ledger.unit, accountant
+    guarantee = Guarantee.of_events((charge.event for charge in own), *terms)
     statement = guarantee.statement()
     if not guarantee.private:
         return statement
@@ -109,7 +102,8 @@ def both_statements(
         statement += f"; {again} of its releases were made again and came out otherwise"
     if len(own) == len(ledger.charges):
         return f"{statement}, {ALONE}"
-    return f"{statement}; with everything else on its ledger: {of(ledger.charges).statement()}"
+    everything = Guarantee.of_events((charge.event for charge in ledger.charges), *terms)
+    return f"{statement}; with everything else on its ledger: {everything.statement()}"
 
 
 def stamped(statement: str, stamp: str, note: str = "") -> str:

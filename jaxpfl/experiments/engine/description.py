@@ -19,14 +19,8 @@ from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel, architecture_of
-from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedModelConfig
-from jaxpfl.experiments.config.sections import (
-    CharacterModelConfig,
-    DataConfig,
-    LanguageModelConfig,
-    ModelConfig,
-    MultiLabelConfig,
-)
+from jaxpfl.experiments.config import sections
+from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.build import build_plan
 from jaxpfl.federated.audits.canaries import MakeQuestions
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, size_of
@@ -35,6 +29,7 @@ from jaxpfl.models.checkpoints import hub, model_files, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.models.resnet import MultiLabelResNet
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import embedder
@@ -116,10 +111,9 @@ class Clients(NamedTuple):
     declared: bool
 
     @classmethod
-    def of(cls, data: DataConfig) -> Self:
+    def of(cls, data: sections.DataConfig) -> Self:
         number = ASSUMED if data.clients is None else data.clients
-        train = max(1, round(number * data.split.train))
-        return cls(number, train, data.clients is not None)
+        return cls(number, max(1, round(number * data.split.train)), data.clients is not None)
 
     def made_up(self) -> Population:
         """So many clients to train with, who have no examples."""
@@ -145,12 +139,12 @@ def shapes_of(model: Any) -> Any:
     return jax.eval_shape(model.init, KEY)
 
 
-def example_columns(section: ModelConfig | PublishedDecoderConfig) -> dict[str, np.ndarray]:
+def example_columns(section: Any) -> dict[str, np.ndarray]:
     """Columns without examples, of the shapes and types that a section's model is trained on."""
-    if isinstance(section, LanguageModelConfig | CharacterModelConfig | PublishedDecoderConfig):
+    if hasattr(section, "sequence_length"):
         return {"tokens": column((section.sequence_length + 1,), np.int32)}
     inputs, labels = section.columns
-    if isinstance(section, MultiLabelConfig):
+    if isinstance(section, MultiLabelResNet):
         shape = (section.classes,)
         return {inputs: column(section.input_shape, np.uint8), labels: column(shape, np.uint8)}
     return {inputs: column(section.input_shape, np.float32), labels: column((), np.int32)}
@@ -176,8 +170,7 @@ def moments_release(
     shapes = [jax.ShapeDtypeStruct((*lead, d), np.float32) for d in dimensions.values()]
     centres = tuple(shapes) if len(shapes) > 1 else shapes[0]
     columns = {name: column((d,), np.float32) for name, d in dimensions.items()}
-    if lead:
-        columns["label"] = column((), np.int32)
+    columns |= {"label": column((), np.int32)} if lead else {}
     with tracing("the release of the moments"):
         queries = [ask(query, centres, columns)[0] for query in algorithm.queries]
     return Rehearsed(sum(query.up for query in queries), tuple(queries)), ()

@@ -7,6 +7,7 @@ data that is not declared public is refused.
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +15,10 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.scoring import (
-    Batches,
-    Pending,
-    in_batches,
-    on_one_device,
-    score,
-)
+from jaxpfl.experiments.central.scoring import Batches, Pending, in_batches, on_one_device, score
 from jaxpfl.federated.clients.client import Static
 from jaxpfl.models.base import Checking, Model, require_model
+from jaxpfl.printable import facts
 
 if TYPE_CHECKING:
     from jaxpfl.experiments.engine.by_client import ClientScores, GroupScores
@@ -73,10 +69,8 @@ class Evaluator:
         vocabulary: "Vocabulary | None" = None,
     ) -> None:
         if not isinstance(public, DeclaredPublic):
-            raise InputError(
-                "evaluation data must be wrapped in DeclaredPublic(...), found "
-                f"{type(public).__name__}: a metric on private clients is an uncharged release"
-            )
+            why = f"found {type(public).__name__}: a metric on private clients is a release"
+            raise InputError(f"evaluation data must be wrapped in DeclaredPublic(...), {why}")
         require_model(model)
         if vocabulary is not None:
             from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -105,32 +99,25 @@ class Evaluator:
         return evaluator
 
     def _repr_html_(self) -> str:
-        from jaxpfl.printable import facts
-
         scored = {"on": self.name, "examples, at most": self._max_examples}
         return facts("Evaluator", {"model": type(self.model).__name__, **scored})
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The examples in use, so that a baseline can be evaluated on the same ones."""
-        total = self.population.num_examples
-        rows = np.arange(total)
-        if total > self._max_examples:
+        rows = np.arange(self.population.num_examples)
+        if len(rows) > self._max_examples:
             generator = np.random.Generator(np.random.Philox(key=0))
-            rows = np.sort(generator.choice(total, self._max_examples, replace=False))
+            rows = np.sort(generator.choice(len(rows), self._max_examples, replace=False))
         return {name: column[rows] for name, column in self.population.numeric().items()}
 
     @cached_property
     def _batches(self) -> Batches:
         return in_batches(self.columns, self._batch_size)
 
-    @cached_property
-    def _program(self) -> Static:
-        return Static(self.model)
-
     def __call__(self, params: Any) -> Pending:
         """Dispatches the evaluation of `params` and returns without waiting."""
-        return score(self._program, on_one_device(params), self._batches)
+        return score(Static(self.model), on_one_device(params), self._batches)
 
     def by_client(self, params: Any) -> "ClientScores":
         """Scores parameters, shared or by client (`jaxpfl.Personal`), on each client's examples."""
@@ -138,14 +125,14 @@ class Evaluator:
         from jaxpfl.experiments.engine.by_client import ClientScores
 
         offsets, columns = self.population.offsets, self.population.numeric()
-        clients, pending = np.flatnonzero(np.diff(offsets)), []
+        clients, pending, model = np.flatnonzero(np.diff(offsets)), [], Static(self.model)
         for client in clients.tolist():
             own = on_one_device(params(client) if callable(params) else params)
             rows = slice(*offsets[client : client + 2])
             examples = {name: column[rows] for name, column in columns.items()}
-            pending.append(score(self._program, own, in_batches(examples, self._batch_size)))
+            pending.append(score(model, own, in_batches(examples, self._batch_size)))
         scores = [sums.result() for sums in pending]
-        by_metric = {name: np.array([score[name] for score in scores]) for name in scores[0]}
+        by_metric = {name: np.array([of_one[name] for of_one in scores]) for name in scores[0]}
         return ClientScores(clients, by_metric)
 
     def by_group(
@@ -153,13 +140,9 @@ class Evaluator:
     ) -> "GroupScores":
         """Scores by groups of clients, which a public column names: whom the noise harms.
 
-        Args:
-          column: of these declared-public clients, with one value for all examples of each.
-          params: of the private run; `untrained`, where it began; `noiseless`, of the same run
-            without privacy, which a SIMULATION alone can have.
-
-        Raises:
-          InputError: there is no such column, or a client's examples are of several groups.
+        `params` are of the private run; `untrained`, where it began; `noiseless`, of the same run
+        without privacy, which a SIMULATION alone can have. All examples of a client must have one
+        value in the column: `InputError`.
         """
         from jaxpfl.experiments.engine.by_client import MODELS, GroupScores
 
@@ -172,24 +155,20 @@ class Evaluator:
         values = population.columns[column]
         of_examples = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
         clients = next(iter(scores.values())).clients
-        places: dict[str, list[int]] = {}
+        group_C = np.full(len(clients), "", object)
         for place, client in enumerate(clients.tolist()):
             low, high = population.offsets[client : client + 2].tolist()
             own = {str(value) for value in of_examples[low:high]}
             if len(own) > 1:
                 one = "one value for all examples of a client"
                 raise InputError(f"{column!r} must have {one}, found {len(own)} of client {client}")
-            places.setdefault(own.pop(), []).append(place)
-        places = dict(sorted(places.items()))
-        metrics = [name for name in next(iter(scores.values())).scores if name != "count"]
-        means = {
-            model: {
-                group: {name: float(np.mean(own.scores[name][rows])) for name in metrics}
-                for group, rows in places.items()
-            }
-            for model, own in scores.items()
-        }
-        return GroupScores(column, {group: len(rows) for group, rows in places.items()}, means)
+            (group_C[place],) = own
+        names = sorted(set(group_C.tolist()))
+        means: dict[str, dict[str, dict[str, float]]] = {model: {} for model in scores}
+        for model, name in product(scores, names):
+            own = {m: v[group_C == name] for m, v in scores[model].scores.items() if m != "count"}
+            means[model][name] = {metric: float(np.mean(values)) for metric, values in own.items()}
+        return GroupScores(column, {name: int(np.sum(group_C == name)) for name in names}, means)
 
 
 def check_examples(model: Model, population: Population, name: str) -> None:

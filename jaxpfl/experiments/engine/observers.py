@@ -26,13 +26,10 @@ from jaxpfl.progress import Progress
 class Observers(AbstractContextManager["Observers"]):
     """The public outputs of one run; a context manager that closes them.
 
-    Args:
-      done, kept: rounds that earlier attempts completed, and parameters that they kept.
+    Earlier attempts completed the rounds `done`, and `kept` parameters.
     """
 
-    def __init__(
-        self, run: Run, tracking: Tracking, bar: Progress, *, done: int, kept: Any
-    ) -> None:
+    def __init__(self, run: Run, tracking: Tracking, bar: Progress, *, done: int, kept: Any):
         self._run, self._tracking, self._bar = run, tracking, bar
         self._private = not run.stamp
         # A round that is not published; the device may still be computing its results.
@@ -66,9 +63,7 @@ class Observers(AbstractContextManager["Observers"]):
         if late is None:
             return
         round, due, metrics, evaluation, sentences, params = late
-        record: dict[str, Any] = {"round": round}
-        if not self._private:
-            record["private"] = False
+        record: dict[str, Any] = {"round": round, **({} if self._private else {"private": False})}
         record |= dict(sorted(jax.device_get(dict(metrics)).items()))
         if due:
             # Not in every round, because exact accounting takes about as long as a round.
@@ -107,17 +102,10 @@ class Observers(AbstractContextManager["Observers"]):
         if "stop" in answers:
             self.stopped = record["stopped"] = True
 
-    def latest(self, done: int) -> dict[str, Any]:
-        """The latest value of each public metric; not every round has all metrics."""
-        values: dict[str, Any] = {}
-        for record in self.metrics.records[: done + 1]:
-            values.update(record)
-        return values
-
     def __exit__(self, *_: object) -> None:
-        self.metrics.close()
+        self.metrics.file.close()
         if self._board is not None:
-            self._board.close()
+            self._board.writer.close()
 
 
 class _TensorBoard:
@@ -134,7 +122,7 @@ class _TensorBoard:
         # TensorBoard's own writer puts the time, the machine and the process into the name, and
         # the time into the first event. Files are read in the order of their names.
         self._path = directory / f"events.out.tfevents.{len(list(directory.iterdir())):010}"
-        self._writer = RecordWriter(open(self._path, "xb"))
+        self.writer = RecordWriter(open(self._path, "xb"))
         self._write(file_version="brain.Event:2", wall_time=resumed_after)
         if resumed_after:
             # Tells TensorBoard to discard what a crashed run logged after its checkpoint.
@@ -142,17 +130,11 @@ class _TensorBoard:
             self._write(step=resumed_after + 1, wall_time=resumed_after, session_log=started)
 
     def append(self, round: int, numbers: Mapping[str, float]) -> None:
-        entries = [
-            self._summary.Value(tag=name, simple_value=value)
-            for name, value in numbers.items()
-            if math.isfinite(value)
-        ]
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        entries = [self._summary.Value(tag=tag, simple_value=x) for tag, x in finite.items()]
         self._write(step=round, wall_time=round, summary=self._summary(value=entries))
 
-    def close(self) -> None:
-        self._writer.close()
-
     def _write(self, **fields: Any) -> None:
-        self._writer.write(self._event(**fields).SerializeToString())
-        self._writer.flush()
+        self.writer.write(self._event(**fields).SerializeToString())
+        self.writer.flush()
         files.without_times(self._path)

@@ -38,10 +38,9 @@ class Phases:
     releaser: Releaser | None = None
 
     def stored(self, name: str, compute: Callable[[], Artifact]) -> Artifact:
-        """The artifact stored under `name`; else computed and stored.
+        """The artifact stored under `name`, of process 0; else computed, by all, and stored.
 
-        All processes that share the run compute it, because it may ask clients, or need the devices
-        of all; it is that of process 0.
+        All, because it may ask clients, or need the devices of every process.
         """
         stored = decide(f"the artifact {name!r}", lambda: self.artifacts.find(name))
         if stored is None:
@@ -63,7 +62,5 @@ class Phases:
 
 def missing(*_: Any, **__: Any) -> Any:
     """Takes the clients' place when all releases are made: a missing artifact is an error."""
-    raise CorruptFile(
-        "the run's folder artifacts/ lacks the artifact of a phase: `jaxpfl resume` makes it again "
-        "while the run is not finished; of a finished run, restore the folder"
-    )
+    lost = "the run lacks the artifact of a phase in artifacts/: `jaxpfl resume` makes it again"
+    raise CorruptFile(f"{lost}; of a finished run, restore the folder")

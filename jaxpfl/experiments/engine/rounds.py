@@ -7,15 +7,16 @@
         publish round r - 1                    `observers`
         at intervals: checkpoint               written while the next rounds run (`checkpoint`)
 
-After a crash the ledger can be ahead of the metrics, and the metrics ahead of the checkpoint. A
-resumed run repeats the rounds after its checkpoint. With the stored secret a repeated round makes
-the same release at no further cost; if its result differs nevertheless, it is another release, and
-is charged. The cost of the run is therefore read from its ledger. Rounds count from 1.
+After a crash the ledger can be ahead of the metrics, and the metrics ahead of the checkpoint, after
+which a resumed run repeats the rounds. With the stored secret a repeated round makes the same
+release at no further cost; if its result differs nevertheless, it is another release, and is
+charged. The cost of the run is therefore read from its ledger. Rounds count from 1.
 
-The parameters of a finished run are read without its clients. A run that is not finished, or whose
-files contradict each other, is refused: what is read here is published with the run's statement.
+The parameters of a finished run are read without its clients, and published with its statement: a
+run that is not finished, or whose files contradict each other, is refused.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -58,18 +59,18 @@ _AGAIN = (
 class Loop:
     """The rounds of a run, with checkpoints and public metrics.
 
-    Where several processes share the run, all carry out its rounds. Process 0 alone has the files,
-    and decides with which state the rounds begin, whether they go on, and what their result is.
+    All processes that share the run carry out its rounds. Process 0 alone has the files, and
+    decides with which state the rounds begin, whether they go on, and what their result is.
     """
 
     run: Run
     tracking: Tracking
 
     def __post_init__(self) -> None:
-        evaluated = self.tracking.evaluate or self.tracking.sentences
-        if evaluated and self.run.algorithm.params is None:
-            name = self.run.algorithm.name
-            raise InputError(f"{name!r} trains no model to evaluate: leave out the evaluation")
+        algorithm, evaluated = self.run.algorithm, self.tracking.evaluate or self.tracking.sentences
+        if evaluated and algorithm.params is None:
+            how = "trains no model to evaluate: leave out the evaluation"
+            raise InputError(f"{algorithm.name!r} {how}")
 
     def carry_out(self) -> Result:
         """Carries out the remaining rounds; if it ends early, what was done before is saved.
@@ -85,12 +86,10 @@ class Loop:
             late = self._interrupted("after the last round") if leads() else None
             signals = stack.enter_context(caught_signals(late))
             plan, shown = algorithm.queries[0].plan, self.tracking.progress and leads()
-            mark = f" ({mark_of(run.stamp)})" if run.stamp else ""
-            how: dict[str, Any] = {"progress": shown, "step": "round"}
-            if plan.unit == "client":
-                how["clients"] = round(plan.denominator)
-            self._bar = Progress(algorithm.name + mark, total=algorithm.rounds, **how)
-            stack.enter_context(self._bar)
+            label = algorithm.name + (f" ({mark_of(run.stamp)})" if run.stamp else "")
+            clients = round(plan.denominator) if plan.unit == "client" else None
+            how: dict[str, Any] = {"progress": shown, "step": "round", "clients": clients}
+            self._bar = stack.enter_context(Progress(label, total=algorithm.rounds, **how))
             stack.enter_context(run)
             evaluate = self.tracking.evaluate
             run.begin(None if evaluate is None else evaluate.name)
@@ -127,8 +126,8 @@ class Loop:
 
     def _begin(self, stack: ExitStack, state: Any) -> tuple[list[Any], int]:
         """Leaves of the state, and rounds, to go on from, which the ledger must cover."""
-        run, algorithm, bar, folder = self.run, self.run.algorithm, self._bar, "checkpoints"
-        checkpoints = Checkpoints(run.path / folder, run=run.id, private=not run.stamp)
+        run, algorithm, bar = self.run, self.run.algorithm, self._bar
+        checkpoints = Checkpoints(run.path / "checkpoints", run=run.id, private=not run.stamp)
         self._checkpoints = stack.enter_context(checkpoints)
         last = checkpoints.rounds()[-1:]
         records = read_lines(run.path / "metrics.jsonl")[: last[0] + 1 if last else 0]
@@ -137,20 +136,18 @@ class Loop:
         restored = checkpoints.restore(like, warn=bar.message)
         finished = run.finished
         if finished is not None and (restored is None or restored.round < finished):
-            raise CorruptFile(
-                f"{checkpoints.directory}: the run is finished and its secret is gone, so no round "
-                "can be repeated, but its last checkpoint is missing or damaged"
-            )
-        best, done = None, 0
+            gone = "the run is finished and its secret is gone, so no round can be repeated"
+            lost = f"{gone}, but its last checkpoint is missing or damaged"
+            raise CorruptFile(f"{checkpoints.directory}: {lost}")
+        self._best, done = None, 0
         if restored is not None:
-            state, best = restored.state if keeps else (restored.state, None)
+            state, self._best = restored.state if keeps else (restored.state, None)
             done = restored.round
             run.ledger.verify(restored.ledger_head)
         again = sum(charge.run == run.id and charge.round > done for charge in run.ledger.charges)
         if restored is not None or again:
             more = f"; {_AGAIN.format(again)}" if again else ""
             bar.message(f"resumed after round {done}{more}")
-        self._best = best
         bar.begin(done)
         return jax.tree.leaves(state), done
 
@@ -170,12 +167,7 @@ class Loop:
         return not observers.stopped
 
     def _after(
-        self,
-        state: Any,
-        metrics: Mapping[str, Any],
-        done: int,
-        failure: BaseException | None,
-        signals: Signals,
+        self, state: Any, metrics: Any, done: int, failure: BaseException | None, signals: Signals
     ) -> bool:
         """Publishes and saves a round, or those before a failure; whether the next one follows."""
         run, observers, checkpoints = self.run, self._observers, self._checkpoints
@@ -183,15 +175,14 @@ class Loop:
         if failure is None:
             observers.observe(done, metrics, state)
             if any(signals):
-                message = self._interrupted(f"after round {done}")
-                failure = Interrupted(max(signals)[0], message)
+                failure = Interrupted(max(signals)[0], self._interrupted(f"after round {done}"))
         self._failure = failure
         stop = observers.stopped or done == run.algorithm.rounds or failure is not None
         if done != self._saved and (stop or done % self.tracking.checkpoint_every == 0):
             # What is published was charged to a ledger that is still there.
             run.ledger.require_unchanged()
             observers.publish()
-            observers.metrics.sync()
+            files.sync(observers.metrics.file)
             run.ledger.require_unchanged()
             checkpoints.wait()  # What is forgotten must not depend on the disk's speed.
             assert self._releaser is not None
@@ -218,16 +209,12 @@ class Loop:
         best_round = last_kept(records)
         shown = done if best_round is None else best_round
         evaluated_on = run.record["evaluation"]
-        fields: dict[str, Any] = {
-            "run": run.id,
-            "privacy": cost.statement(),
-            "metrics": {**observers.latest(shown), "epsilon": epsilons[OWN]},
-            "rounds": done,
-            "kept": best_round,
-            "evaluated_on": evaluated_on,
-            "epsilons": epsilons,
-            "cautions": tuple(of_rounds(records[: shown + 1], evaluated_on or "")),
-        }
+        cautions = tuple(of_rounds(records[: shown + 1], evaluated_on or ""))
+        # The latest value of each, because not every round has all metrics.
+        metrics = dict(ChainMap(*records[shown::-1])) | {"epsilon": epsilons[OWN]}
+        fields: dict[str, Any] = {"run": run.id, "privacy": cost.statement(), "metrics": metrics}
+        fields |= {"rounds": done, "kept": best_round, "evaluated_on": evaluated_on}
+        fields |= {"epsilons": epsilons, "cautions": cautions}
         result = Result(**fields, out=run.path, state=state, params=kept)
         fields["privacy"] = run.end(result, stopped=observers.stopped).privacy
         if self._failure is not None:
@@ -256,10 +243,8 @@ def _of_step(name: str, before: Any, returned: Any) -> tuple[Any, Mapping[str, A
     """What a step has returned, which must be as `Algorithm` says."""
     parts = returned if isinstance(returned, tuple) else (returned,)
     if len(parts) != 2 or not isinstance(parts[1], Mapping):
-        kinds = ", ".join(type(part).__name__ for part in parts)
-        raise InputError(
-            f"step of {name!r} must return (state, metrics), metrics a dictionary, found {kinds}"
-        )
+        form = f"metrics a dictionary, found {', '.join(type(part).__name__ for part in parts)}"
+        raise InputError(f"step of {name!r} must return (state, metrics), {form}")
     for metric, value in parts[1].items():
         if not isinstance(value, int | float) and getattr(value, "shape", None) != ():
             shown = f"{value!s:.60}".replace("\n", "")
@@ -283,16 +268,12 @@ def planned(folder: Path, config: Mapping[str, Any]) -> Plan:
     run = files.read_record(folder / "run.json", {"config": dict, "plan": dict})
     result = files.read_record(folder / "result.json", {"rounds": int, "stopped": bool})
     if run["config"] != config:
-        raise InputError(
-            f"{folder / 'run.json'}: the run began with another config than config.yaml says: "
-            "one of the two was altered"
-        )
+        what = "the run began with another config than config.yaml says: one of the two was altered"
+        raise InputError(f"{folder / 'run.json'}: {what}")
     plan = Plan.from_dict(run["plan"])
     if result["rounds"] != plan.rounds and not result["stopped"]:
-        raise InputError(
-            f"{folder}: the run is not finished: {result['rounds']} of {plan.rounds} rounds "
-            "are done; go on with `jaxpfl resume`"
-        )
+        done = f"{result['rounds']} of {plan.rounds} rounds are done; go on with `jaxpfl resume`"
+        raise InputError(f"{folder}: the run is not finished: {done}")
     return plan
 
 
@@ -301,25 +282,19 @@ def final_params(
 ) -> Any:
     """The parameters that the finished run in `folder` ended with: of its last or best round.
 
-    Args:
-      algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
-      privacy: the statement of the run, which must contain what its ledger says of it and of the
-        runs that it depends on.
+    The run's `algorithm` is of the plan that `planned` returns. The statement `privacy` must
+    contain what the ledger says of the run and of those that it depends on.
     """
     run = files.read_record(folder / "run.json", {"run": str, "prior": list})
     result = files.read_record(folder / "result.json", {"rounds": int, "kept": int | None})
     place = folder / "checkpoints"
-
-    def refuse(message: str) -> None:
-        raise CorruptFile(message)
-
     assert algorithm.params is not None
-    state, restored = initial_state(algorithm, seed), None
+    state, restored, skipped = initial_state(algorithm, seed), None, list[str]()
     like = state if result["kept"] is None else (state, algorithm.params(state))
     if place.is_dir():
-        # An earlier checkpoint is no substitute for the last one.
-        checkpoints = Checkpoints(place, run=run["run"])
-        restored = checkpoints.restore(like, warn=refuse)
+        restored = Checkpoints(place, run=run["run"]).restore(like, warn=skipped.append)
+    for message in skipped:  # an earlier checkpoint is no substitute for the last one
+        raise CorruptFile(message)
     if restored is None or restored.round != result["rounds"]:
         raise CorruptFile(f"{place}: the checkpoint of the last round, {result['rounds']}, is gone")
     plan = algorithm.queries[0].plan
@@ -340,7 +315,5 @@ def check_statement(
     own = [charge.event for charge in ledger.charges if charge.run in runs]
     guarantee = Guarantee.of_events(own, plan.delta, ledger.unit, plan.accountant)
     if not own or guarantee.statement() not in privacy:
-        raise CorruptFile(
-            f"{path}: the charges of the run do not cost what the run's statement says, which is "
-            f"{privacy!r}: one of the two was altered"
-        )
+        what = f"the charges do not cost what the run's statement says, which is {privacy!r}"
+        raise CorruptFile(f"{path}: {what}: one of the two was altered")

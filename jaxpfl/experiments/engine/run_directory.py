@@ -6,13 +6,11 @@
     private/dropped.json     how many rows of the clients' table lacked a value, if any lacked one
     private/rounds.jsonl     true cohort sizes, padding waste and times
     result.json              statement and last metrics, written when the run stops
-    others                   see `observers`, `rounds`, `records.checkpoint`, `files.lock` and
-                             `federated.release.client_states`
+    others                   see `observers`, `records.checkpoint` and `release.client_states`
 
 Every system asks its clients through a `Run`. A killed one needs its secret to draw the cohorts and
-the noise of its rounds again, bit for bit and at no further cost. Nobody else can draw them, and
-nobody at all once the run is finished. Where several processes share the run, each has a `Run`, and
-process 0 alone its files, its secret and its ledger.
+the noise of its rounds again, bit for bit and at no further cost. Nobody else can, and nobody at
+all once the run is finished. Of processes that share a run, 0 alone has files, secret and ledger.
 """
 
 import json
@@ -105,10 +103,9 @@ class Run(AbstractContextManager["Run"]):
             expected = _described(algorithm, setting)
             for name in sorted(expected.keys() | ({"start"} & self.record.keys())):
                 if self.record.get(name) != expected.get(name):
-                    raise InputError(
-                        f"{begun}: the field {name!r} of the run is not what it was when the run "
-                        "began; resume the run as it began, or choose another --out"
-                    )
+                    what = f"the field {name!r} of the run is not what it was when the run began"
+                    how = "resume the run as it began, or choose another --out"
+                    raise InputError(f"{begun}: {what}; {how}")
             if not resume:
                 raise InputError(f"{path}: holds a run already; resume it or choose another --out")
         place, finished = path / "result.json", None
@@ -116,12 +113,9 @@ class Run(AbstractContextManager["Run"]):
         if result.get("stopped") or result["rounds"] >= algorithm.rounds:
             finished = result["rounds"]
         else:
-            self._secret = saved_secret(
-                self._secret_path,
-                reproducible_seed=setting.seed if setting.reproducible_noise else None,
-                purpose=algorithm.name,
-                run=self.record.get("run"),
-            )
+            terms: Any = {"purpose": algorithm.name, "run": self.record.get("run")}
+            terms["reproducible_seed"] = setting.seed if setting.reproducible_noise else None
+            self._secret = saved_secret(self._secret_path, **terms)
         if self.record:
             return self.record["run"], self.record["stamp"], finished
         if self._secret is None:
@@ -130,12 +124,11 @@ class Run(AbstractContextManager["Run"]):
         return self._secret.public_name, stamp_of(plans, reproducible=reproducible), finished
 
     def __enter__(self) -> "Run":
-        if not leads():
-            return self
-        unit = self.algorithm.queries[0].plan.unit
-        ledger = Ledger(self._ledger_path, self.population, budget=self._budget, unit=unit)
-        self.ledger = self._open.enter_context(ledger)
-        self.cost = Cost(ledger, self.algorithm, self.id, self.setting.prior)
+        if leads():
+            unit = self.algorithm.queries[0].plan.unit
+            ledger = Ledger(self._ledger_path, self.population, budget=self._budget, unit=unit)
+            self.ledger = self._open.enter_context(ledger)
+            self.cost = Cost(ledger, self.algorithm, self.id, self.setting.prior)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,9 +137,8 @@ class Run(AbstractContextManager["Run"]):
     def begin(self, evaluation: str | None = None) -> None:
         """Writes `run.json`, with the name of the `evaluation` data, unless an earlier attempt did.
 
-        The head of the ledger before the first charge identifies the ledger on resume: one that
-        was cut off would understate the cost. A finished run, too, goes on only with its clients:
-        other runs begin with what it released.
+        The ledger's head before the first charge identifies it on resume: one that was cut off
+        would understate the cost. A finished run, which others begin with, needs its clients, too.
         """
         decide("the record of the run", partial(self._begin, evaluation))
 
@@ -155,11 +147,9 @@ class Run(AbstractContextManager["Run"]):
         if self.record:
             self.ledger.verify(self.record["ledger_head"])
             if origin != self.record["origin"]:
-                raise InputError(
-                    f"{self.path}: the clients are not those with which the run began, have other "
-                    "data, or come in another order: resume it with the same, or choose another "
-                    "--out; nothing was charged"
-                )
+                others = "the clients are not those with which the run began, or in another order"
+                how = "resume it with the same, or choose another --out; nothing was charged"
+                raise InputError(f"{self.path}: {others}: {how}")
             return
         queries = self.algorithm.queries
         # All rounds together, so that the charge of one seldom needs a composition.
@@ -314,13 +304,8 @@ def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
         # It may follow from the devices. Releases on others are other releases, and are charged.
         del cohort["clients_per_bucket"]
         queries.append({"label": query.label, "plan": query.plan.to_dict(), "cohort": cohort})
-    record: dict[str, Any] = {
-        "label": algorithm.name,
-        "config": setting.config,
-        "seed": setting.seed,
-        "prior": setting.prior,
-        "queries": queries,
-    }
+    record = {"label": algorithm.name, "config": setting.config, "seed": setting.seed}
+    record |= {"prior": setting.prior, "queries": queries}
     return files.jsonable(record if setting.start is None else {**record, "start": setting.start})
 
 
@@ -336,10 +321,9 @@ def check_queries(algorithm: Algorithm) -> None:
     for query in queries:
         slots, replicas = query.cohort.capacity, query.execution.replicas
         if slots % replicas:
-            raise InputError(
-                f"clients_per_bucket = {slots} must be a multiple of {replicas}, the number of "
-                "devices that share a cohort, or of copies of the model on them"
-            )
+            shared = "the number of devices that share a cohort, or of copies of the model on them"
+            what = f"clients_per_bucket = {slots} must be a multiple of {replicas}"
+            raise InputError(f"{what}, {shared}")
 
 
 def check_clients(algorithm: Algorithm, clients: Population) -> None:
@@ -364,24 +348,19 @@ def saved_secret(
         record = files.read_record(path, {"reproducible": bool, "words": list})
         words = record["words"]
         if record["reproducible"] != reproducible:
-            raise InputError(
-                f"{path}: the run began with reproducible_noise = {record['reproducible']}, found "
-                f"{reproducible}: resume it with its first value"
-            )
+            values = f"{record['reproducible']}, found {reproducible}: resume it as it began"
+            raise InputError(f"{path}: the run began with reproducible_noise = {values}")
         if len(words) != 4 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
             raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
         secret = RunSecret(np.array(words, np.uint32).tobytes())
         if run not in (None, secret.public_name):
-            raise InputError(
-                f"{path}: holds the secret of another run than {run}: this file or the record of "
-                "the run was replaced"
-            )
+            why = "this file or the record of the run was replaced"
+            raise InputError(f"{path}: holds the secret of another run than {run}: {why}")
         return secret
     if run is not None:
-        raise CorruptFile(
-            f"{path}: is missing, so the run cannot be continued: its noise cannot be drawn again. "
-            "Its releases stay in the ledger; start another run with another --out"
-        )
+        lost = "is missing, so the run cannot be continued: its noise cannot be drawn again"
+        kept = "Its releases stay in the ledger; start another run with another --out"
+        raise CorruptFile(f"{path}: {lost}. {kept}")
     seed = reproducible_seed
     secret = RunSecret() if seed is None else RunSecret.reproducible(seed, purpose)
     words = np.frombuffer(secret.words, np.uint32).tolist()
@@ -391,10 +370,7 @@ def saved_secret(
 
 
 def forget_secret(path: Path, ledger: Ledger) -> None:
-    """Deletes a run's secret, if it exists.
-
-    It stays where the ledger was changed from outside (`CorruptFile`): it may be another run's.
-    """
+    """Deletes a run's secret, if it exists; not where others changed the ledger: `CorruptFile`."""
     if path.exists():
         ledger.require_unchanged()
         path.unlink()

@@ -10,6 +10,7 @@ from jaxpfl.checked import Checked, PositiveInt
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.printable import facts
 from jaxpfl.privacy.plan import Plan
 
 NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
@@ -63,21 +64,19 @@ class Result:
 
     def __str__(self) -> str:
         """The result in lines, each score with its data and each epsilon with what it is of."""
-        scores = self.metrics.get("evaluation") or {}
-        lines = [f"{name} {value:.4g} on {self.evaluated_on}" for name, value in scores.items()]
+        scores, on = self.metrics.get("evaluation") or {}, f"on {self.evaluated_on}"
+        lines = [f"{name} {value:.4g} {on}" for name, value in scores.items()]
         for row in self.table:
             names = [name for name in scores if name != "count" and row.get(name) is not None]
-            values = [f"{name} {row[name]:.4g}" for name in names]
-            if row["model"] != OURS and values:
+            if row["model"] != OURS and names:
+                values = ", ".join(f"{name} {row[name]:.4g}" for name in names)
                 of = f", word frequencies of {row['frequencies']}" if "frequencies" in row else ""
-                lines.append(f"{row['model']}: {', '.join(values)} on {self.evaluated_on}{of}")
+                lines.append(f"{row['model']}: {values} {on}{of}")
         lines += [f"epsilon {value:.4g} of {whose}" for whose, value in self.epsilons.items()]
         lines += [f"caution: {caution}" for caution in self.cautions]
         return "\n".join([*lines, f"after {self.rounds} rounds: {self.privacy}"])
 
     def _repr_html_(self) -> str:
-        from jaxpfl.printable import facts
-
         *lines, stated = str(self).splitlines()
         scores = "\n".join(lines[: len(lines) - len(self.cautions)])
         shown = {"scores": scores, "cautions": "\n".join(self.cautions), "privacy": stated}
@@ -151,8 +150,7 @@ class KeepBest(Checked):
         if "evaluation" not in round.metrics:
             return None
         sign = -1 if self.score == "accuracy" else 1
-        evaluations = [r["evaluation"] for r in round.records if "evaluation" in r]
-        scores = [evaluation[self.score] for evaluation in evaluations]
+        scores = [r["evaluation"][self.score] for r in round.records if "evaluation" in r]
         # JSON has None for what is not finite.
         losses = [math.inf if score is None else sign * score for score in scores]
         since = len(losses) - 1 - losses.index(min(losses))
@@ -188,8 +186,7 @@ class Setting:
       config: the resolved config, which a resumed run must share.
       reproducible_noise: draws noise and cohorts from `seed`: NOT private.
       start: identifies the initial parameters; None for the model's own.
-      prior: names, in the ledger, of runs that this one depends on; its epsilons and statements
-        include theirs.
+      prior: names, in the ledger, of runs that this one depends on; its cost includes theirs.
       note: a sentence appended to every privacy statement of the run.
       resumed_as: the directory that `jaxpfl resume` resumes; None for a run of `jaxpfl.run`.
     """

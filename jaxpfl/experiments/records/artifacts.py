@@ -6,9 +6,9 @@
                                  SHA-256 of all of that
 
 An artifact is written under a temporary name, synced and renamed; before it is deleted, it is
-renamed. A crash therefore leaves complete artifacts, and leftovers whose names begin with a dot.
-All files are verified before they are opened, even right after they were written, so that a resumed
-run continues from the same bytes. Checkpoints are artifacts, too; Orbax writes their arrays.
+renamed: a crash leaves complete artifacts, and leftovers whose names begin with a dot. All files
+are verified before they are opened, even right after they were written, so that a resumed run
+continues from the same bytes. Checkpoints are artifacts, too; Orbax writes their arrays.
 """
 
 import dataclasses
@@ -46,12 +46,7 @@ class Artifact(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What an artifact is and where it comes from.
-
-    Attributes:
-      made_from: its inputs other than the run, as JSON; a digest where they are large.
-      ledger_head: head of the ledger when the artifact was stored; None without a ledger.
-    """
+    """What an artifact is, what it was `made_from` besides the run, and the ledger's head then."""
 
     what: str
     run: str
@@ -180,9 +175,8 @@ def remove(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Deletes the incomplete artifacts that a crash left in a folder."""
     files.require_locks()
-    for entry in folder.iterdir():
-        if entry.name.startswith((_TEMPORARY, _DELETED)):
-            shutil.rmtree(entry, ignore_errors=True)
+    for entry in (*folder.glob(f"{_TEMPORARY}*"), *folder.glob(f"{_DELETED}*")):
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 def verified(path: Path) -> Manifest:
@@ -213,32 +207,24 @@ def check_manifest(
 ) -> None:
     """Refuses an artifact of another run or other inputs, or whose charges the ledger has lost."""
     if manifest.run != run:
-        raise InputError(
-            f"{path}: belongs to run {manifest.run}, expected run {run}: the config, the data or "
-            "the secret has changed since that run began"
-        )
+        why = "the config, the data or the secret has changed since that run began"
+        raise InputError(f"{path}: belongs to run {manifest.run}, expected run {run}: {why}")
     expected = files.jsonable(made_from)
     if manifest.made_from != expected:
-        raise InputError(
-            f"{path}: was made from {manifest.made_from!r}, expected {expected!r}; to make it "
-            "again, delete the folder or choose another --out"
-        )
+        how = f"expected {expected!r}; to make it again, delete the folder or choose another --out"
+        raise InputError(f"{path}: was made from {manifest.made_from!r}, {how}")
     if ledger is not None and not ledger.contains(str(manifest.ledger_head)):
-        raise CorruptFile(
-            f"{ledger.path}: does not contain the line that it ended with when {path} was stored: "
-            "the ledger was cut off or replaced"
-        )
+        lost = f"does not contain the line that it ended with when {path} was stored"
+        raise CorruptFile(f"{ledger.path}: {lost}: the ledger was cut off or replaced")
 
 
 def _listing(folder: Path) -> dict[str, dict[str, Any]]:
-    return {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": files.sha256_file(path),
-        }
-        for path in sorted(folder.rglob("*"))
-        if path != folder / _MANIFEST and not path.is_dir()
-    }
+    listing = {}
+    for path in sorted(folder.rglob("*")):
+        if path != folder / _MANIFEST and not path.is_dir():
+            about = {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
+            listing[path.relative_to(folder).as_posix()] = about
+    return listing
 
 
 def _digest(content: Any) -> str:

@@ -29,8 +29,7 @@ def worse_than(table: Sequence[Mapping[str, Any]], metric: str) -> dict[str, tup
 
 def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) -> list[str]:
     """A warning if the run ends worse than another model of the table, see `worse_than`."""
-    worse = worse_than(table, metric)
-    if not worse:
+    if not (worse := worse_than(table, metric)):
         return []
     own = next(iter(worse.values()))[0]
     others = " and ".join(f"{name} ({number(other)})" for name, (_, other) in worse.items())
@@ -41,19 +40,12 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     """Warnings of a loss that rose, of a chosen round, and of updates of noise that teach little.
 
     Noise that is longer than the clip norm does not prevent learning, because it points nowhere in
-    particular. It is therefore mentioned only where the loss did not fall by 5 %, or rose by as
-    much after its best.
-
-    Args:
-      records: the lines of `metrics.jsonl`, up to the round whose model is the result.
-      evaluated_on: the data of the "evaluation" in them.
+    particular: it is mentioned only where the loss did not fall by 5 %, or rose by as much after
+    its best. `records` are the lines of `metrics.jsonl` up to the round whose model is the result.
     """
     warnings = []
-    losses = [
-        (record["round"], _number(record["evaluation"].get("loss")))
-        for record in records
-        if record.get("evaluation") and "loss" in record["evaluation"]
-    ]
+    scored = [(record["round"], record.get("evaluation") or {}) for record in records]
+    losses = [(round, _number(scores["loss"])) for round, scores in scored if "loss" in scores]
     if len(losses) > 1 and losses[-1][1] > losses[0][1]:
         (first, before), (last, after) = losses[0], losses[-1]
         warnings.append(
@@ -66,17 +58,14 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     values = [loss for _, loss in losses]
     learned = bool(values) and values[-1] < min(0.95 * values[0], 1.05 * min(values))
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
-    norms = [
-        (_number(record["update_norm"]), record["clip_norm"])
-        for record in records
-        if "update_norm" in record and record.get("clip_norm")
-    ]
-    long = sum(norm > clip_norm for norm, clip_norm in norms)
-    if long * 2 > len(norms) and not learned:
+    clipped = [r for r in records if "update_norm" in r and r.get("clip_norm")]
+    long = sum(_number(record["update_norm"]) > record["clip_norm"] for record in clipped)
+    if long * 2 > len(clipped) and not learned:
+        rounds = f"In {long} of {len(clipped)} rounds"
         warnings.append(
-            f"In {long} of {len(norms)} rounds the noisy mean update is longer than the clip norm, "
-            "which the mean of clipped updates never is: it is mostly noise. More clients per "
-            "round, fewer parameters or a larger epsilon help."
+            f"{rounds} the noisy mean update is longer than the clip norm, which the mean of "
+            "clipped updates never is: it is mostly noise. More clients per round, fewer "
+            "parameters or a larger epsilon help."
         )
     return warnings
 
@@ -86,13 +75,11 @@ def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
     counts = Counter()
     for result in results:
         metric = "perplexity" if result.get("language") else "loss"
-        counts.update((name, metric) for name in worse_than(result.get("table") or (), metric))
-    total = len(results)
-    # The metric is named, because the sweep's own table may be of another one, and say otherwise.
-    return [
-        f"{'All' if count == total else count} of {total} points end worse than {name} in {metric}."
-        for (name, metric), count in counts.items()
-    ]
+        # The metric is named, because the sweep's own table may be of another, and say otherwise.
+        worse = worse_than(result.get("table") or (), metric)
+        counts.update(f"{len(results)} points end worse than {name} in {metric}." for name in worse)
+    shown = {len(results): "All"}
+    return [f"{shown.get(number, number)} of {text}" for text, number in counts.items()]
 
 
 def _number(value: Any) -> float:

@@ -5,8 +5,7 @@
     round_00000010/record.json      dtype and shape of every leaf
     round_00000010/manifest.json    as of any artifact, see `artifacts`
 
-`save` returns once the state is copied to the host, and the run continues during the write. A
-checkpoint gets its name when all files are on the disk: a crash leaves no incomplete one.
+`save` returns once the state is copied to the host, and the run continues during the write.
 `restore` hashes every file BEFORE Orbax opens any, because Orbax does not notice flipped bits.
 
 Nothing in a checkpoint tells when it was written, because that depends on how much the clients of
@@ -64,8 +63,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     """
 
     def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:
-        self.directory = files.user_path(directory).absolute()
-        self.run = run
+        self.directory, self.run = files.user_path(directory).absolute(), run
         self.private = private
         self.directory.mkdir(parents=True, exist_ok=True)
         artifacts.remove_leftovers(self.directory)
@@ -81,11 +79,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def save(self, round: int, state: Any, *, ledger_head: str | None = None) -> None:
         """Starts to write `state`, a pytree of arrays, as the checkpoint after `round` rounds.
 
-        Waits for the previous checkpoint first. The arrays may be donated when this returns.
-
-        Raises:
-          OSError: this or the previous checkpoint cannot be written; earlier ones stay intact.
-          CorruptFile: so, because another process may hold the run directory by now.
+        Waits for the previous checkpoint first. The arrays may be donated when this returns. If
+        this or the previous one cannot be written (`OSError`, or `CorruptFile` where another
+        process may hold the run directory by now), earlier ones stay intact.
         """
         self.wait()
         leaves = {name: np.array(leaf) for name, leaf in named_leaves(state).items()}
@@ -94,9 +90,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         needed = sum(leaf.nbytes + _BYTES_PER_ARRAY for leaf in leaves.values()) + _METADATA_BYTES
         if shutil.disk_usage(path.parent).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        manifest = artifacts.Manifest(
-            path.name, self.run, private=self.private, ledger_head=ledger_head
-        )
+        about: Any = {"private": self.private, "ledger_head": ledger_head}
+        manifest = artifacts.Manifest(path.name, self.run, **about)
         self._under_way = self._thread.submit(self._write, path, manifest, leaves)
 
     def wait(self) -> None:
@@ -134,20 +129,15 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             raise CorruptFile("no checkpoint of the run is intact: " + "; ".join(faults))
         return None
 
-    def close(self) -> None:
-        """Waits for the last checkpoint; nothing can be saved afterwards."""
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self.close()
+            self.wait()
         except Exception as failed:
             if error is None:
                 raise
             error.add_note(f"the last checkpoint could not be written, either: {failed}")
+        finally:
+            self._thread.shutdown()
 
     def _write(
         self, path: Path, manifest: artifacts.Manifest, leaves: dict[str, np.ndarray]
@@ -171,13 +161,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             artifacts.commit(temporary, path, manifest)
         except BaseException as error:
             artifacts.discard(temporary)
-            if isinstance(error, ValueError) and not isinstance(error, CorruptFile):
-                # Orbax raises it when the disk is full, with all settings of its storage.
-                if "No space left on device" in str(error):
-                    full = errno.ENOSPC
-                    raise OSError(full, os.strerror(full), str(path)) from error
-                raise OSError(f"{path}: the checkpoint cannot be written: {error}") from error
-            raise
+            if not isinstance(error, ValueError) or isinstance(error, CorruptFile):
+                raise
+            # Orbax raises it when the disk is full, with all settings of its storage.
+            if "No space left on device" in str(error):
+                full = errno.ENOSPC
+                raise OSError(full, os.strerror(full), str(path)) from error
+            raise OSError(f"{path}: the checkpoint cannot be written: {error}") from error
         for old in self.rounds()[:-_CHECKPOINTS]:
             artifacts.remove(self._path(old))
         files.without_times(self.directory)
@@ -201,8 +191,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 def _read_array(path: Path, place: str, like: Any) -> Any:
     """Reads one array of a checkpoint whose files have the right hashes; it is placed as `like`.
 
-    One after the other, because Orbax leaves all other reads running when one fails. It compares
-    the stored shape with the one of a JAX array before it allocates memory.
+    One after the other: Orbax leaves all other reads running when one fails. It compares the stored
+    shape with the one of a JAX array before it allocates memory.
     """
     import orbax.checkpoint as ocp
 

@@ -28,12 +28,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            record = files.parse_json(line)
+            records.append(files.parse_json(line))
         except ValueError as error:
             raise CorruptFile(f"{path}: line {number} is not JSON") from error
-        if not isinstance(record, dict):
+        if not isinstance(records[-1], dict):
             raise CorruptFile(f"{path}: line {number} is not a JSON object")
-        records.append(record)
     return records
 
 
@@ -41,10 +40,8 @@ def leaves(record: Mapping[str, Any], separator: str, prefix: str = "") -> dict[
     """The values of a record that hold no others, by the path of names that leads to them."""
     values: dict[str, Any] = {}
     for name, value in record.items():
-        if isinstance(value, Mapping):
-            values |= leaves(value, separator, f"{prefix}{name}{separator}")
-        else:
-            values[f"{prefix}{name}"] = value
+        path, nested = f"{prefix}{name}", isinstance(value, Mapping)
+        values |= leaves(value, separator, f"{path}{separator}") if nested else {path: value}
     return values
 
 
@@ -60,7 +57,7 @@ class MetricsFile:
         self.path = path
         self._lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         self.records = read_lines(path)
-        self._file = open(path, "r+b" if path.exists() else "w+b")
+        self.file = open(path, "r+b" if path.exists() else "w+b")
         self._cut(len(self._lines))
 
     def append(self, round: int, record: dict[str, Any]) -> None:
@@ -71,33 +68,26 @@ class MetricsFile:
         if round > (lines := len(self._lines)):
             raise CorruptFile(f"{self.path}: has {lines} lines, expected {round} before this round")
         self._cut(round)
-        self._file.write(line + b"\n")
-        self._file.flush()
+        self.file.write(line + b"\n")
+        self.file.flush()
         files.without_times(self.path)
         self._lines.append(line)
         self.records.append(json.loads(line))
 
-    def sync(self) -> None:
-        """Blocks until all appended lines are on the disk."""
-        files.sync(self._file)
-
-    def close(self) -> None:
-        self._file.close()
-
     def _cut(self, rounds: int) -> None:
         del self._lines[rounds:], self.records[rounds:]
-        self._file.truncate(sum(len(line) + 1 for line in self._lines))
-        self._file.seek(0, os.SEEK_END)
+        self.file.truncate(sum(len(line) + 1 for line in self._lines))
+        self.file.seek(0, os.SEEK_END)
 
 
 def record_attempt(directory: Path, command: str) -> None:
     """Adds to `attempts.jsonl` that the run is begun or resumed now, by a command as typed."""
-    line = {"begun": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": command}
-    earlier, begun_in = read_lines(directory / _ATTEMPTS), directory / _BEGUN_IN
-    if not earlier:
+    records, begun_in = read_lines(directory / _ATTEMPTS), directory / _BEGUN_IN
+    if not records:
         files.private_directory(begun_in.parent)
         files.write_atomically(begun_in, os.fsencode(os.getcwd()), mode=0o600)
-    lines = [json.dumps(record) + "\n" for record in [*earlier, line]]
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    lines = [json.dumps(line) + "\n" for line in [*records, {"begun": now, "command": command}]]
     files.write_atomically(directory / _ATTEMPTS, "".join(lines))
 
 
@@ -122,9 +112,9 @@ def where_begun(directory: Path) -> Iterator[Path]:
 
 def attempts(directory: Path) -> list[tuple[str, str]]:
     """The run's name, and for each attempt its date and command, as (what, text) pairs."""
-    records = read_lines(directory / _ATTEMPTS)
-    named = [("run", directory.resolve().name)] if records else []
-    return named + [
-        (f"{'resumed' if number else 'begun'} {record['begun']}", record["command"])
-        for number, record in enumerate(records)
-    ]
+    lines = []
+    for record in read_lines(directory / _ATTEMPTS):
+        lines = lines or [("run", directory.resolve().name)]
+        verb = "resumed" if len(lines) > 1 else "begun"
+        lines.append((f"{verb} {record['begun']}", record["command"]))
+    return lines

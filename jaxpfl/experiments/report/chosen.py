@@ -1,7 +1,7 @@
 """What is said of public corpora, and of texts that one look chose: in records and on pages."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -63,39 +63,28 @@ def of_repeats(repeated: int) -> str:
 
 def cautions(choice: Mapping[str, Any]) -> list[str]:
     """A sentence where single texts were not told apart."""
-    if choice["kappa"] is not None:
-        return []
-    return [
+    why = (
         "No choice of single texts is nearer to the clients than the best mixture of corpora by "
         "more than the noise hides. So texts were taken at random from the best mixture."
-    ]
+    )
+    return [] if choice["kappa"] is not None else [why]
 
 
 def section(choice: Mapping[str, Any], stamp: str = "") -> Section:
     """The sentences of `lines`, and some of the texts, which are public."""
     texts = Table(("some of them",), [(text,) for text in choice["examples"]], style="sentences")
-    return Section(
-        "Single public texts, chosen by the same release",
-        " ".join(lines(choice)),
-        table=texts if choice["examples"] else None,
-        stamps=[stamp] if stamp else [],
-    )
+    table, stamps = texts if choice["examples"] else None, [stamp] if stamp else []
+    title = "Single public texts, chosen by the same release"
+    return Section(title, " ".join(lines(choice)), table=table, stamps=stamps)
 
 
 def of_division(
-    cut: str,
-    clients: str | Population,
-    corpora: Mapping[str, str],
-    texts_of: Callable[[str], Iterable[str]],
+    cut: str, clients: str | Population, corpora: Mapping[str, str], texts_of: Callable
 ) -> list[str]:
     """Warnings of public corpora whose texts are divided otherwise than the clients', or may be.
 
-    They follow from public sources, their options and the rule; no client's text is read.
-
-    Args:
-      cut: the rule by which both were cut, see `text.cut`.
-      clients: their source, of which the options are read, and no text.
-      corpora: the source of each corpus by name; `texts_of(name)` are its texts as they were cut.
+    They follow from the sources of `clients` and `corpora`, by name, their options and the rule
+    `cut`; no client's text is read. `texts_of(name)` are a corpus's texts as they were cut.
     """
     rule, ours, warnings = Cut.parse(cut), divided_into(clients), []
     for name, source in corpora.items():

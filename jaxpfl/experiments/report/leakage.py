@@ -38,11 +38,8 @@ def write_leakage(
 ) -> tuple[dict[str, Any], Page]:
     """The record and the page of a result; both are written to a directory, if there is one.
 
-    Args:
-      texts, sides: name what was audited, and the training and the held-out clients.
-      stamp: that of the run that wrote the texts, or `NOT_PUBLIC`.
-      cut: the rule by which the texts were cut, and by which those of clients were joined.
-      dealt: whether chance alone dealt clients of one source to the two sides.
+    `texts` and `sides` name what was audited, and the clients. The rule `cut` has cut the texts,
+    and joined those of clients. `dealt`: chance dealt clients of one source to the two sides.
     """
     names = {"privacy": NOT_PUBLIC, "texts": texts, "sides": dict(zip(SIDES, sides, strict=True))}
     verdict = _FOUND[result["verdict"]] + ("" if dealt else _SOURCES)

@@ -1,8 +1,8 @@
 """`jaxpfl run --live`: the page of the run that is under way, from memory, on this machine alone.
 
-The page is that of the records so far. How fast the run is, which stands above it, follows from
-what clients hold: it is in no file, and for the owner's eyes. Therefore the address has a secret,
-and a page of another site, whose name may lead here, is refused for its name.
+The page is that of the records so far. How fast the run is follows from what clients hold: it is in
+no file, and for the owner's eyes. Therefore the address has a secret, and a page of another site,
+whose name may lead here, is refused for its name.
 """
 
 import secrets

@@ -143,22 +143,19 @@ def some_are(marks: Iterable[str]) -> str:
 
 def no_protection(epsilon: float | None) -> list[str]:
     """A warning about an epsilon that is too large to protect anyone; [] for a smaller one."""
-    if epsilon is None or epsilon <= _LARGEST:
-        return []
-    return [
+    why = (
         "An epsilon as large as this promises nothing, because there are too few clients for the "
-        "noise. The figures at scale, where given, are the epsilon of many more clients with the "
-        "same noise of the mean."
-    ]
+        "noise. The figures at scale, where given, are of many more, with equal noise of the mean."
+    )
+    return [why] if epsilon is not None and epsilon > _LARGEST else []
 
 
 def write_page(directory: Path, page: Page) -> Path:
     """Writes the page and its pictures, `plots/*.png`, to a directory; returns the page's path."""
-    path = directory / page.name
-    files.write_atomically(path, page_html(directory, page, directory / "plots"))
+    files.write_atomically(directory / page.name, page_html(directory, page, directory / "plots"))
     for further in page.further:
         write_page(directory, further)
-    return path
+    return directory / page.name
 
 
 def page_html(directory: Path, page: Page, plots: Path | None = None, live: str = "") -> str:
@@ -168,11 +165,9 @@ def page_html(directory: Path, page: Page, plots: Path | None = None, live: str 
     """
     from markupsafe import Markup
 
-    folder = "jaxpfl.experiments.report"
-    details, config = list(page.details), directory / "config.yaml"
+    folder, config = "jaxpfl.experiments.report", directory / "config.yaml"
     # The run's own page shows what concerns the whole run.
-    own = page.name == REPORT
-    sections = list(page.sections)
+    own, sections, details = page.name == REPORT, list(page.sections), list(page.details)
     if own and (directory / AUDIT).exists():
         sections.append(audited(files.read_record(directory / AUDIT)))
     resolved = config.read_text("utf-8") if own and config.exists() else ""
@@ -208,8 +203,7 @@ def _not_protected(config: str) -> str:
 
 def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> dict[str, Any]:
     """A picture, and the values of its points, for HTML; it is written to a folder, too."""
-    buffer = io.BytesIO()
-    plain(figure).savefig(buffer, format="png", metadata={"Software": None})
+    plain(figure).savefig(buffer := io.BytesIO(), format="png", metadata={"Software": None})
     if folder is not None:
         folder.mkdir(exist_ok=True)
         files.write_atomically(folder / f"{name}.png", buffer.getvalue())
@@ -221,25 +215,19 @@ def _saved_figure(folder: Path | None, name: str, title: str, figure: Any) -> di
             continue
         places = figure.transFigure.inverted().transform(line.get_transform().transform(values))
         for (x, y), (left, bottom) in zip(values, places, strict=True):
-            text = f"{label}, {along} {x:g}: {y:.4g}"
-            points.append((100 * left, 100 * (1 - bottom), text))
+            points.append((100 * left, 100 * (1 - bottom), f"{label}, {along} {x:g}: {y:.4g}"))
     return {"title": title, "uri": uri, "points": points}
 
 
 def audited(record: Mapping[str, Any]) -> Section:
     """The bounds of an audit beside the stated epsilons, from a record of `experiments.audit`."""
     columns = ("release", "rounds", "delta", "epsilon is at most", "epsilon is at least", "trials")
-    rows = [
-        (
-            name,
-            f"{row['rounds']:,} of {row['planned_rounds']:,}",
-            f"{row['delta']:g}",
-            rounded_up(row["epsilon"]),
-            f"{row['bound']:.4g}" + " EXCEEDS IT" * row["exceeded"],
-            f"{row['trials']:,}",
-        )
-        for name, row in record["releases"].items()
-    ]
+    rows = []
+    for name, row in record["releases"].items():
+        rounds = f"{row['rounds']:,} of {row['planned_rounds']:,}"
+        bound = f"{row['bound']:.4g}" + " EXCEEDS IT" * row["exceeded"]
+        terms = f"{row['delta']:g}", rounded_up(row["epsilon"]), bound, f"{row['trials']:,}"
+        rows.append((name, rounds, *terms))
     text = f"{record['simulation']}. {record['found']}"
     return Section("What an audit shows", text, table=Table(columns, rows, (1, 2, 3, 4, 5)))
 

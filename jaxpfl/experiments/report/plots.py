@@ -12,9 +12,6 @@ from jaxpfl import files
 from jaxpfl.printable import printable
 
 INK, ACCENT, RED, PALE, GREY = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd", "#9ca3af"
-_WATERMARK: dict[str, Any] = dict(
-    ha="center", va="center", rotation=18, fontweight="bold", color=RED, alpha=0.14
-)
 COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
 # Lines are told apart by their markers, too.
 MARKERS = "os^Dv*"
@@ -99,7 +96,8 @@ def ticks(axes: Any, values: Sequence[float]) -> None:
 
 def watermark(axes: Any, stamp: str) -> None:
     """Writes `stamp` across a picture, in pale red."""
-    axes.text(0.5, 0.5, stamp, transform=axes.transAxes, fontsize=30, **_WATERMARK)
+    style = dict(ha="center", va="center", rotation=18, fontweight="bold", color=RED, alpha=0.14)
+    axes.text(0.5, 0.5, stamp, transform=axes.transAxes, fontsize=30, **style)
 
 
 def grid(title: str, images_NxHxWxC: np.ndarray, *, side: int, stamp: str = "") -> Any:

@@ -55,16 +55,13 @@ class RunFiles:
     @classmethod
     def read(cls, directory: Path) -> Self:
         """Reads the files; raises `InputError` if the directory holds no run."""
-        if not (directory / "run.json").exists():
+        start, result = directory / "run.json", directory / "result.json"
+        if not start.exists():
             absent = f"there is no run.json{files.where(directory)}"
             raise InputError(f"{directory}: holds no run: {absent}")
-        result = directory / "result.json"
-        return cls(
-            directory,
-            files.read_record(directory / "run.json", _RUN),
-            read_lines(directory / "metrics.jsonl"),
-            files.read_record(result) if result.exists() else {},
-        )
+        record = files.read_record(result) if result.exists() else {}
+        rounds = read_lines(directory / "metrics.jsonl")
+        return cls(directory, files.read_record(start, _RUN), rounds, record)
 
     @property
     def evaluated_on(self) -> str:
@@ -108,14 +105,12 @@ class RunFiles:
     @property
     def kinds(self) -> list[tuple[str, str, str, str, bool]]:
         """The kinds of plots of evaluated metrics, those of a user's own model included."""
+        kinds = list(_EVALUATED if self.language else _EVALUATED[1:])
         ours = {path for *_, path, _ in _EVALUATED} | {"evaluation/count"}
-        names = {name: None for record in self.records for name in record.get("evaluation") or ()}
-        own = [
-            (re.sub(r"\W+", "_", name), name, "mean per example", f"evaluation/{name}", False)
-            for name in names
-            if f"evaluation/{name}" not in ours
-        ]
-        return [*(_EVALUATED if self.language else _EVALUATED[1:]), *own]
+        for name in {name: None for r in self.records for name in r.get("evaluation") or ()}:
+            if (path := f"evaluation/{name}") not in ours:
+                kinds.append((re.sub(r"\W+", "_", name), name, "mean per example", path, False))
+        return kinds
 
     def curve(self, path: str) -> list[tuple[int, float]]:
         """The values at this path of the rounds' records that have it, with their rounds."""
@@ -172,11 +167,10 @@ def run_page(
     sections += more
     if figures:
         sections.append(Section("Round by round", figures=figures))
-    sentences = [
-        (f"{r['round']}{' (kept)' * (r['round'] == best)}", Cell(paragraphs=r["sentences"]))
-        for r in records
-        if "sentences" in r
-    ]
+    sentences = []
+    for record in [record for record in records if "sentences" in record]:
+        kept = " (kept)" * (record["round"] == best)
+        sentences.append((f"{record['round']}{kept}", Cell(paragraphs=record["sentences"])))
     if sentences:
         table = Table(("after round", "drawn from the model"), sentences, style="sentences")
         stamps = [run.mark] if run.mark else []
@@ -201,12 +195,9 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
     done = max((record["round"] for record in records), default=0)
     population, own = plan["population"], {n: plan.get(n) for n in ("separation", "at_most")}
     sampled = participation.of(plan["sampling"], population, plan["clients_per_round"], **own)
-    number = round(sampled.denominator)
-    clients = f"{number:,} of {population:,}"
-    facts = [
-        (f"{done} / {plan['rounds']}", "rounds"),
-        (clients, f"{plan['unit']}s per round (planned)"),
-    ]
+    clients = f"{round(sampled.denominator):,} of {population:,}"
+    facts = [(f"{done} / {plan['rounds']}", "rounds")]
+    facts.append((clients, f"{plan['unit']}s per round (planned)"))
     spent = [record["epsilon"] for record in records if record.get("epsilon") is not None]
     if spent and not start["stamp"]:
         facts.append((f"{spent[-1]:.3g}", f"epsilon of {OWN}"))

@@ -105,34 +105,26 @@ def load_sweep(
 ) -> Sweep:
     """Reads the YAML file of a sweep and builds the config of every point.
 
-    Args:
-      overrides: arguments such as `--training.rounds 5`, of the base and in place of all values of
-        that field in the grid. A case's own fields hold.
-      seeds: every point is repeated with so many seeds, from the first of the file's `run.seed`
-        on, or from that of its base, in place of the file's own. None: the file's own.
+    `overrides`, such as `--training.rounds 5`, are of the base, and in place of all values of that
+    field in the grid; a case's own fields hold. Every point is repeated with so many `seeds`, from
+    the first of the file's `run.seed` on, or that of its base; None: with the file's own.
     """
     path = files.user_path(path)
     mapping, where = read_mapping(path), str(path)
     if isinstance(mapping, Mapping) and "base" not in mapping:
-        raise InputError(
-            f"{where}: a sweep names its experiment by the key base, found none; what has no base "
-            f"is one experiment, for `jaxpfl run`"
-        )
+        other = "found none; what has no base is one experiment, for `jaxpfl run`"
+        raise InputError(f"{where}: a sweep names its experiment by the key base, {other}")
     file = reader.from_mapping(mapping, where, _File)
     grid: dict[str, Sequence[Any]] = dict(file.grid or {})
     for name, values in grid.items():
         if len(set(map(repr, values))) < len(values):
-            raise InputError(
-                f"{where}: grid.{name} must be a list of values, none of them twice, found "
-                f"{list(values)}"
-            )
+            expected = f"grid.{name} must be a list of values, none of them twice"
+            raise InputError(f"{where}: {expected}, found {list(values)}")
     pairs = file.cases.items() if isinstance(file.cases, Mapping) else ()
     valid = [isinstance(name, str) and isinstance(fields, Mapping) for name, fields in pairs]
     if file.cases is not None and not (valid and all(valid)):
-        raise InputError(
-            f"{where}: cases must be a mapping of names, at least one, each to a mapping of fields "
-            f"to values, found {file.cases!r}"
-        )
+        form = "a mapping of names, at least one, each to a mapping of fields to values"
+        raise InputError(f"{where}: cases must be {form}, found {file.cases!r}")
     cases = {name: dict(fields) for name, fields in pairs}
     # A case may be of another experiment.
     bases = {case: fields.pop("base", file.base) for case, fields in cases.items()}
@@ -150,42 +142,36 @@ def load_sweep(
         first = checks.non_negative_int(SEED, grid.pop(SEED, [given])[0])
         number = min(checks.positive_int("--seeds", seeds), MOST_POINTS + 1)
         grid[SEED] = range(first, first + number)
-    gap = file.gap
-    if gap is not None:
-        if set(gap) != {"from", "to"} or gap["from"] == gap["to"]:
+    gap = None
+    if (ends := file.gap) is not None:
+        if set(ends) != {"from", "to"} or ends["from"] == ends["to"]:
             form = "{from: CASE, to: CASE}, two cases"
-            raise InputError(f"{where}: gap must be {form}, found {gap!r}")
-        for end, case in gap.items():
+            raise InputError(f"{where}: gap must be {form}, found {ends!r}")
+        for end, case in ends.items():
             checks.one_of(f"{where}: gap.{end}", case, tuple(cases))
+        gap = ends["from"], ends["to"]
     points = _points(bases, grid, cases, where)
     ledger = _checked(points, file.metric, where)
-    ends = None if gap is None else (gap["from"], gap["to"])
-    return Sweep(path.stem, file.metric, points, ends, ledger, file.selection)
+    return Sweep(path.stem, file.metric, points, gap, ledger, file.selection)
 
 
 def _checked(points: Sequence[Point], metric: str, where: str) -> Path | None:
     """The ledger that all points name, or None; refuses a metric that one of them will not have."""
     for point in points:
-        metrics = getattr(point.config, "metrics", [metric])
-        if metric not in metrics:
+        if metric not in (metrics := getattr(point.config, "metrics", [metric])):
             names = f"in the results of {point.name}, one of {', '.join(sorted(metrics))}"
             raise InputError(f"{where}: metric must be a number {names}, found {metric!r}")
     privacy = (getattr(point.config, "privacy", None) for point in points)
     ledgers = {section and section.ledger for section in privacy}
     if len(ledgers) > 1:
-        raise InputError(
-            f"{where}: privacy.ledger must be absent, for a ledger of each point's own, or the "
-            f"same at all points, found {len(ledgers)} different ones"
-        )
+        form = f"absent, or the same at all points, found {len(ledgers)} different ones"
+        raise InputError(f"{where}: privacy.ledger must be {form}")
     ledger = ledgers.pop()
     return ledger and files.user_path(ledger)
 
 
 def _points(
-    bases: Mapping[str | None, Any],
-    grid: dict[str, Sequence[Any]],
-    cases: dict[str, dict[str, Any]],
-    where: str,
+    bases: Mapping[Any, Any], grid: dict[str, Sequence], cases: dict[str, dict], where: str
 ) -> tuple[Point, ...]:
     if math.prod(map(len, grid.values())) * max(1, len(cases)) > MOST_POINTS:
         raise InputError(f"{where}: a sweep must have at most {MOST_POINTS} points, found more")
@@ -194,9 +180,7 @@ def _points(
     for case, *combination in itertools.product(cases or [None], *grid.values()):
         fields = dict(cases[case]) if case is not None else {}
         for both in sorted(fields.keys() & grid.keys()):
-            raise InputError(
-                f"{where}: {both} must be in grid or in the case {case!r}, not in both"
-            )
+            raise InputError(f"{where}: {both} is in grid and in the case {case!r}, expected one")
         values = dict(zip(grid, combination, strict=True))
         fields |= values
         values = values if case is None else {CASE: case, **values}
@@ -208,9 +192,8 @@ def _points(
         parts = [f"{n.rsplit('.', 1)[-1]}={value}" for n, value in values.items() if n in varied]
         name = re.sub(r"[^\w.=,+-]+", "_", ",".join(parts)) or "point"
         if name in points:
-            raise InputError(
-                f"{where}: the points of a sweep must have different names, found {name!r} twice: "
-                "names are made of values in which only letters, digits and . = , + - count"
-            )
+            only = "names are made of values in which only letters, digits and . = , + - count"
+            what = f"the points of a sweep must have different names, found {name!r} twice"
+            raise InputError(f"{where}: {what}: {only}")
         points[name] = Point(name, values, config)
     return tuple(points.values())

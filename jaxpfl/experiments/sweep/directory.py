@@ -8,8 +8,8 @@
       failed.json      why the last attempt failed, in one sentence
       point.yaml       its config, where it was a command of its own
 
-The kernel releases a lock when its process ends: what a killed process left is resumed by the next
-one. Processes on several machines need a file system that shares `flock`.
+What a killed process left, which locks nothing, is resumed by the next one. Processes on several
+machines need a file system that shares `flock`.
 """
 
 import json
@@ -43,16 +43,12 @@ def begin(sweep: Sweep, out: Path, selected_by: Mapping[str, Any] | None = None)
 
     `selected_by` is how a private selection draws its points; None where all are shown.
     """
-    content = {
-        "title": sweep.title,
-        "metric": sweep.metric,
-        "gap": sweep.gap,
-        "points": [
-            {"name": point.name, "values": point.values, "config": to_mapping(point.config)}
-            for point in sweep.points
-        ],
-        **({} if selected_by is None else {"selection": selected_by}),
-    }
+    content: dict[str, Any] = {"title": sweep.title, "metric": sweep.metric, "gap": sweep.gap}
+    content["points"] = [
+        {"name": point.name, "values": point.values, "config": to_mapping(point.config)}
+        for point in sweep.points
+    ]
+    content |= {} if selected_by is None else {"selection": selected_by}
     text = json.dumps(content, indent=1) + "\n"
     for source in re.findall(r'"(\$\{?JAXPFL_DATA\b[^"?]*)', text):
         # Refuses the folder of data where the environment does not say where that is.
@@ -84,13 +80,12 @@ class PointState(NamedTuple):
 
 @dataclass(frozen=True)
 class PointFolder:
-    """The folder of a point, which need not exist."""
+    """The folder of a point, which need not exist; `of` a point of the sweep in a directory."""
 
     path: Path
 
     @classmethod
     def of(cls, point: Point, out: Path) -> Self:
-        """The folder of a point of the sweep in the directory `out`."""
         return cls(out / POINTS / point.name)
 
     @property
@@ -120,10 +115,9 @@ class PointFolder:
             if finished.exists():
                 sha256 = files.read_record(finished, {"sha256": str})["sha256"]
                 if files.sha256_file(result) != sha256:
-                    raise CorruptFile(
-                        f"{result}: was altered after the point was finished: it does not match "
-                        f"the SHA-256 in {_FINISHED}; delete that file to resume the point"
-                    )
+                    altered = f"{result}: was altered after the point was finished"
+                    how = f"its SHA-256 is another than in {_FINISHED}; delete that to resume it"
+                    raise CorruptFile(f"{altered}: {how}")
                 return PointState("finished", files.read_record(result))
             if failed.exists():
                 error = files.read_record(failed, {"error": str})["error"]
@@ -141,8 +135,7 @@ class PointFolder:
         """Records why an attempt failed; a fault of the program is kept for the owner alone."""
         if not isinstance(error, (InputError, BudgetExhausted)):
             path = files.private_directory(self.path / "private").parent / _TRACEBACK
-            text = "".join(traceback.format_exception(error))
-            files.write_atomically(path, text, mode=0o600)
+            files.write_atomically(path, "".join(traceback.format_exception(error)), mode=0o600)
         record = {"error": _sentence(error), "attempt": os.urandom(8).hex()}
         files.write_json(self.path / FAILED, record)
 
@@ -150,7 +143,7 @@ class PointFolder:
 def _sentence(error: BaseException) -> str:
     """Why a point failed; of a fault of the program its kind alone, as its text may be private."""
     if isinstance(error, (InputError, BudgetExhausted)):
-        # Its name may be a person's.
+        # The name of the working folder may be a person's.
         return str(error).replace(files.where("."), " in the working folder")
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -34,13 +34,11 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         sections.append(Section("Figure", spread, figures, wide=True))
     about = f"{measured}. "
     if sweep.gap is not None:
-        start, end = sweep.gap
         about += (
-            f"{_way(sweep)}: {sweep.metric} between that of “{start}” (0 %) and that of "
-            f"“{end}” (100 %), seed by seed; mean and standard deviation. It is not shown where "
-            f"both cases have the same {sweep.metric}, or a run is missing or not finite; "
-            f"{OUTSIDE} is outside of both."
-        )
+            "{}: {} between that of “{}” (0 %) and that of “{}” (100 %), seed by seed; mean and "
+            "standard deviation. It is not shown where both cases have the same {}, or a run is "
+            "missing or not finite; {} is outside of both."
+        ).format(_way(sweep), sweep.metric, *sweep.gap, sweep.metric, OUTSIDE)
     sections.append(Section("Table", about, table=_table(sweep, rows)))
     if record["ledger"]:
         sections.append(Section("One ledger", table=_ledger(record["ledger"])))
@@ -73,26 +71,25 @@ def _measured_on(sweep: Sweep, points: Rows) -> str:
 def _table(sweep: Sweep, rows: Rows) -> Table:
     several = any(OF in row for row in rows)
     names = (*(sweep.varied or sweep.fields), *([OF] if several else []))
-    columns: list[tuple[str, Sequence[str]]] = [
-        (short(name), [str(row[name]) for row in rows]) for name in names
-    ]
+    # Two columns may have one name.
+    columns = [(short(name), *(str(row[name]) for row in rows)) for name in names]
     # The cell is empty where no run is finished.
-    columns.append((sweep.metric, [_score(row["mean"]) if row["runs"] else "" for row in rows]))
+    columns.append((sweep.metric, *(_score(row["mean"]) if row["runs"] else "" for row in rows)))
     deviations = ["" if (d := row["deviation"]) is None else f"{d:.2g}" for row in rows]
     if any(deviations):
-        columns.append(("standard deviation", deviations))
+        columns.append(("standard deviation", *deviations))
     if several and any(deviations):
         for end in ("least", "largest"):
-            columns.append((end, [_score(row[end]) if row["runs"] else "" for row in rows]))
+            columns.append((end, *(_score(row[end]) if row["runs"] else "" for row in rows)))
     if any(row["points"] > 1 or row["runs"] == 0 for row in rows):
-        columns.append(("runs", [f"{row['runs']} of {row['points']}" for row in rows]))
+        columns.append(("runs", *(f"{row['runs']} of {row['points']}" for row in rows)))
     if sweep.gap:
-        columns.append((_way(sweep), [_gap(row) for row in rows]))
+        columns.append((_way(sweep), *map(_gap, rows)))
     numbers = tuple(range(len(names), len(columns)))
     if any(row["mark"] for row in rows):
-        columns.append(("privacy", [row["mark"] for row in rows]))
-    titles, cells = zip(*columns, strict=True)
-    return Table(titles, list(zip(*cells, strict=True)), numbers)
+        columns.append(("privacy", *(row["mark"] for row in rows)))
+    titles, *cells = zip(*columns, strict=True)
+    return Table(titles, cells, numbers)
 
 
 def _ledger(rows: Rows) -> Table:
@@ -123,9 +120,8 @@ def _gap(row: Mapping[str, Any]) -> str:
 
 
 def _points(sweep: Sweep, points: Rows) -> Section:
-    text, cells = "Each point has a ledger of its own.", []
-    if sweep.ledger is not None:
-        text = "All points charge one ledger."
+    shared, cells = sweep.ledger is not None, []
+    text = "All points charge one ledger." if shared else "Each point has a ledger of its own."
     for point in points:
         name, values = point["point"], ("", "", "", "", point.get("error", "not finished yet"))
         if point["state"] == "finished":
@@ -142,11 +138,9 @@ def _points(sweep: Sweep, points: Rows) -> Section:
         " Noise multiplier: of the query to which clients send most. Uploads: of the planned "
         "clients of all rounds, float32. Times, which are private, are in private/costs.csv."
     )
-    columns = (
-        "point", sweep.metric, "noise multiplier", "uploads", "scored on",
-        "privacy of this point alone",
-    )  # fmt: skip
-    return Section("Points", text, table=Table(columns, cells, (1, 2, 3)))
+    columns = "point", sweep.metric, "noise multiplier", "uploads", "scored on"
+    table = Table((*columns, "privacy of this point alone"), cells, (1, 2, 3))
+    return Section("Points", text, table=table)
 
 
 def _panels(sweep: Sweep, rows: Rows) -> list[Any]:
@@ -209,8 +203,8 @@ def _bars(sweep: Sweep, rows: Rows) -> Any:
 
 def label(names: Sequence[str], values: Mapping[str, Any]) -> str:
     """The values of some fields as text; of a case, or another text, the value alone."""
-    texts = [(name, values[name]) for name in names]
-    texts = [x if isinstance(x, str) else f"{short(name)} {x}" for name, x in texts]
+    own = {name: values[name] for name in names}
+    texts = (x if isinstance(x, str) else f"{short(name)} {x}" for name, x in own.items())
     return ", ".join(texts) or "all"
 
 

@@ -2,9 +2,8 @@
 
 The points share compiled programs, which depend on shapes and not on the noise. With a launcher,
 each is a `jaxpfl run` on several hosts instead. A finished point is not repeated, an interrupted
-one is resumed, and one that fails is recorded, and tried again by the next call. Several processes,
-such as workers of Ray, may work on one directory at once, see `directory`: each takes the next free
-point until none is left. All machines must see the directory under the same path.
+one is resumed, and one that failed is tried again by the next call. Several processes, such as
+workers of Ray, may share a directory under one path: each takes the next free point.
 """
 
 import errno
@@ -41,10 +40,9 @@ def run_sweep(
     mesh.require_one_process("a sweep", "--launcher and --hosts share each point among several")
     if carry is None:
         mesh.all_devices()  # Without one, nothing is begun.
-    out = files.user_path(out)
-    begin(sweep, out)
+        carry = partial(here, {})
+    begin(sweep, out := files.user_path(out))
     earlier = {point.name: PointFolder.of(point, out).failure for point in sweep.points}
-    carry = carry or partial(here, {})
     total = len(sweep.points)
     left, before = dict(enumerate(sweep.points, 1)), total + 1
     with Progress(f"sweep {sweep.title}", total=total, progress=progress, step="point") as bar:
@@ -99,10 +97,8 @@ def here(memory: dict[Any, Any], point: Point, folder: PointFolder) -> None:
     """Carries out a point in this process; points share what is in `memory`."""
     command = f"the point {point.name} of a sweep"
     options: dict[str, Any] = {"progress": False, "memory": memory, "command": command}
-    if folder.has_run:
-        carry_out.resume(folder.path, **options)
-    else:
-        carry_out.run(point.config, folder.path, **options)
+    act = carry_out.resume if folder.has_run else partial(carry_out.run, point.config)
+    act(folder.path, **options)
 
 
 def launched(start: Start, point: Point, folder: PointFolder) -> None:
@@ -121,11 +117,10 @@ def launched(start: Start, point: Point, folder: PointFolder) -> None:
 
 
 def run_on_ray(sweep: Sweep, out: str | Path, *, workers: int, devices: int) -> SweepOutcome:
-    """Carries out the unfinished points in this many workers; what a lost one had is unfinished.
+    """Carries out the unfinished points in this many workers of Ray, see `launch.cluster`.
 
-    Joins the cluster that the environment variable RAY_ADDRESS names; without it, Ray is started on
-    this machine and ended afterwards. A worker has so many virtual CPU devices, and asks for one
-    CPU, and for one GPU where the cluster has any.
+    A worker has so many virtual CPU devices, and asks for one CPU, and for one GPU where the
+    cluster has any. What a lost one had is unfinished.
     """
     out = files.user_path(out).resolve()
     with cluster(workers, logs=False) as ray:

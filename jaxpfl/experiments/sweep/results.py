@@ -38,27 +38,26 @@ REPEATED = " So does a mean over repetitions: each of them is a point that spent
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The result of a sweep in the directory `out`; `record` is the content of `sweep.json`."""
+    """The result of a sweep in the directory `out`; `record` is the content of `sweep.json`.
+
+    It has a row of `rows` for each combination of values, see `summary`, the points whose last
+    attempt `failed`, and why, and those that are `unfinished`: neither finished nor failed.
+    """
 
     out: Path
     record: dict[str, Any]
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each combination of values, see `summary`."""
         return self.record["rows"]
 
     @property
     def failed(self) -> dict[str, str]:
-        """The points whose last attempt failed, and why."""
-        points = self.record["points"]
-        return {point["point"]: point["error"] for point in points if point["state"] == "failed"}
+        return {p["point"]: p["error"] for p in self.record["points"] if p["state"] == "failed"}
 
     @property
     def unfinished(self) -> list[str]:
-        """The names of the points that are neither finished nor failed."""
-        points = self.record["points"]
-        return [point["point"] for point in points if point["state"] == "unfinished"]
+        return [p["point"] for p in self.record["points"] if p["state"] == "unfinished"]
 
 
 def collect(sweep: Sweep, out: Path) -> SweepOutcome:
@@ -66,30 +65,23 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
     with files.lock(out / LOCK, wait=True):
         folders = [PointFolder.of(point, out) for point in sweep.points]
         states = [folder.state() for folder in folders]
-        pairs = zip(sweep.points, states, strict=True)
-        points = [point_of(point, state, sweep.metric) for point, state in pairs]
-        costs = []
-        for point, folder in zip(points, folders, strict=True):
-            if point["state"] == "finished":
+        points, costs = [], []
+        for point, folder, state in zip(sweep.points, folders, states, strict=True):
+            points.append(point_of(point, state, sweep.metric))
+            if state.state == "finished":
                 public = planned_cost(folder.path)
-                point |= public
-                costs.append({"point": point["point"], **public, **time_taken(folder.path)})
+                points[-1] |= public
+                costs.append({"point": point.name, **public, **time_taken(folder.path)})
         if costs:
-            path = files.private_directory(out / "private") / "costs.csv"
-            _write_csv(path, costs, mode=0o600)
-        rows = rows_of(sweep, points)
-        shared = spent_on(sweep)
+            private = files.private_directory(out / "private")
+            _write_csv(private / "costs.csv", costs, mode=0o600)
+        rows, shared = rows_of(sweep, points), spent_on(sweep)
         note = SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else "")
         if shared:
             note = f"All releases on the ledger together cost {shared[-1]['statement']}"
-        record = {
-            "note": note,
-            "ledger": shared,
-            "metric": sweep.metric,
-            "rows": rows,
-            "points": points,
-            "cautions": of_points([state.result for state in states if state.result is not None]),
-        }
+        cautions = of_points([state.result for state in states if state.result is not None])
+        record = {"note": note, "ledger": shared, "metric": sweep.metric, "rows": rows}
+        record |= {"points": points, "cautions": cautions}
         if sweep.gap:
             start, end = sweep.gap
             # The rows of each case have the other values in the same order.
@@ -98,13 +90,13 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
             sign = 1 if higher_is_better(sweep.metric) else -1
             if not all(sign * (last - first) > 0 for first, last in pairs):
                 without = f"{end} is not ahead of {start} in {sweep.metric}"
-                record["cautions"].append(f"{without}: the way between them means nothing.")
+                cautions.append(f"{without}: the way between them means nothing.")
             gaps = [(row[CASE], row["gap"]) for row in rows if row["gap"] is not None]
             if behind := ", ".join(dict.fromkeys(case for case, gap in gaps if gap < 0)):
-                record["cautions"].append(f"Behind {start} in {sweep.metric}: {behind}.")
+                cautions.append(f"Behind {start} in {sweep.metric}: {behind}.")
             if ahead := ", ".join(dict.fromkeys(case for case, gap in gaps if gap > 100)):
                 where = f"Ahead of {end} in {sweep.metric}"
-                record["cautions"].append(f"{where}: {ahead}. {end} is no ceiling.")
+                cautions.append(f"{where}: {ahead}. {end} is no ceiling.")
         files.write_json(out / "sweep.json", record)
         _write_csv(out / "table.csv", rows)
         write_sweep_page(out, sweep, record)
@@ -114,8 +106,7 @@ def collect(sweep: Sweep, out: Path) -> SweepOutcome:
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]], *, mode: int = 0o644) -> None:
     """Writes rows of the same names as a table, whole or not at all."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(buffer := io.StringIO(), list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     files.write_atomically(path, buffer.getvalue(), mode=mode)
@@ -134,14 +125,8 @@ def point_of(point: Point, state: PointState, metric: str) -> dict[str, Any]:
     if metric not in ("epsilon", "round", "clip_norm", "update_norm", "fred", "fred_corrected"):
         evaluated = metric in (result["metrics"].get("evaluation") or {})
         scored_on = result.get("evaluated_on" if evaluated else "tested_on") or ""
-    return {
-        **about,
-        "value": value,
-        "scored_on": scored_on,
-        "private": not mark,
-        "mark": mark,
-        "privacy": result.get("privacy"),
-    }
+    privacy = {"private": not mark, "mark": mark, "privacy": result.get("privacy")}
+    return {**about, "value": value, "scored_on": scored_on, **privacy}
 
 
 def value_of(result: Mapping[str, Any], metric: str) -> float | dict[str, float | None] | None:
@@ -155,10 +140,8 @@ def value_of(result: Mapping[str, Any], metric: str) -> float | dict[str, float 
     kinds = (int, float, dict, type(None))
     values = {name: _finite(value) for name, value in scores.items() if type(value) in kinds}
     if metric not in values:
-        raise InputError(
-            f"metric must be a number in the points' results, one of {', '.join(sorted(values))}, "
-            f"found {metric!r}"
-        )
+        numbers = f"a number in the points' results, one of {', '.join(sorted(values))}"
+        raise InputError(f"metric must be {numbers}, found {metric!r}")
     return values[metric]
 
 
@@ -188,7 +171,7 @@ def rows_of(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def spent_on(sweep: Sweep) -> list[dict[str, Any]]:
-    """A row for each run on the ledger that all points charge, and last for all together.
+    """A row for each run on the ledger of all points, and last for all together.
 
     A row has an epsilon by each accountant that supports the releases, and the "statement".
     """
@@ -214,9 +197,8 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
     A row has the values, "mean", "deviation" (the sample's standard deviation; None for a single
     run), "least", "largest", "runs", the finished ones of its "points", "private" and "mark", and
-    in a sweep with a gap "gap" and "gap_deviation" in per cent, which are None where there is no
-    gap. If the "value" of a finished point is not finite, the row has no mean: that of the others
-    would hide it.
+    in a sweep with a gap "gap" and "gap_deviation" in per cent, None where there is none. If the
+    "value" of a finished point is not finite, there is no mean: that of the others would hide it.
     """
     closed = gap_closed(sweep, [point.get("value") for point in points]) if sweep.gap else None
     rows = []
@@ -226,8 +208,7 @@ def summary(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> list[dict[str,
         mean, deviation = mean_and_deviation(values)
         row = {name: sweep.points[group[0]].values[name] for name in sweep.fields}
         row |= {"mean": mean, "deviation": deviation, "runs": len(done), "points": len(group)}
-        ends = (None, None) if mean is None else (min(values), max(values))
-        row |= dict(zip(("least", "largest"), ends, strict=True))
+        row["least"], row["largest"] = (None,) * 2 if mean is None else (min(values), max(values))
         if closed is not None:
             row["gap"], row["gap_deviation"] = mean_and_deviation([closed[i] for i in group])
         mark = joined(point["mark"] for point in done)

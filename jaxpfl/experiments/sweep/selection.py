@@ -8,8 +8,8 @@
     private/points/N/    the runs of all points, with their own ledgers; N counts from 1
 
 The number of points is drawn, and each point uniformly from the grid, with replacement. Everything
-is charged once, before the first point. After a kill the same command goes on: the secret is the
-same, and with it the number, the points and the identity of the charge.
+is charged once, before the first point. After a kill the same command goes on with the same secret,
+and so the same number, points and charge.
 """
 
 import json
@@ -52,9 +52,8 @@ RECORD, SELECTED = "selection.json", "selected"
 class Selection:
     """A sweep whose best point is released, for clients that are counted only, or are PRIVATE.
 
-    Each point releases the same event, so that the cost does not depend on which ones are drawn.
-    Where `privacy.epsilon` is given it is that of the whole selection, and the points get more
-    noise.
+    Each point releases the same event, so that the cost does not depend on which ones are drawn. A
+    `privacy.epsilon` is that of the whole selection, and the points get more noise.
     """
 
     sweep: Sweep
@@ -69,8 +68,7 @@ class Selection:
     def points(self) -> tuple[Point, ...]:
         """The points as they are carried out: on ledgers of their own, with the selection's noise.
 
-        Raises:
-          InputError: a point is not private, or costs something else than the others.
+        `InputError`: a point is not private, or costs something else than the others.
         """
         first, target = self.sweep.points[0], _epsilon_of(self.sweep.points[0].config)
 
@@ -79,20 +77,15 @@ class Selection:
 
         for point in self.sweep.points:
             if point.config.system not in ONE_RUN:
-                raise InputError(
-                    f"{point.name}: --private-selection is for the systems {', '.join(ONE_RUN)}, "
-                    f"found {point.config.system}, which asks its clients in several runs"
-                )
+                several = f"found {point.config.system}, which asks its clients in several runs"
+                systems = f"for the systems {', '.join(ONE_RUN)}"
+                raise InputError(f"{point.name}: --private-selection is {systems}, {several}")
             if (point.config.data, _epsilon_of(point.config)) != (first.config.data, target):
-                raise InputError(
-                    f"{point.name}: all points of a selection must have the same data and the same "
-                    f"privacy.epsilon, that of the whole; this one differs from {first.name}"
-                )
+                same = "all points of a selection must have the same data and privacy.epsilon"
+                raise InputError(f"{point.name}: {same}; this one differs from {first.name}")
             if self._study(_alone(point.config, 1.0)).stamp:
-                raise InputError(
-                    f"{point.name}: --private-selection needs private points, whose noise is not "
-                    "reproducible and whose clients are not simulated"
-                )
+                kind = "whose noise is not reproducible and whose clients are not simulated"
+                raise InputError(f"{point.name}: --private-selection needs private points, {kind}")
         z = 1.0 if target is None else smallest_multiplier(guarantee_at, target)
         points = tuple(replace(p, config=_alone(p.config, z)) for p in self.sweep.points)
         guarantees = [self._guarantee(point.config) for point in points]
@@ -100,11 +93,10 @@ class Selection:
         costs = [(events.counts(g.event), g.delta, g.unit, g.adjacency) for g in guarantees]
         for point, cost in zip(points, costs, strict=True):
             if cost != costs[0]:
-                raise InputError(
-                    f"{point.name}: all points of a selection must release the same, so that its "
-                    f"cost follows from any of them; this one differs from {first.name} in rounds, "
-                    "clients a round, sampling, noise or delta"
-                )
+                same = "all points of a selection must release, and so cost, the same"
+                terms = "in rounds, clients a round, sampling, noise or delta"
+                other = f"this one differs from {first.name} {terms}"
+                raise InputError(f"{point.name}: {same}; {other}")
         return points
 
     @cached_property
@@ -124,17 +116,14 @@ class Selection:
 
     def facts(self) -> list[tuple[str, str]]:
         """What is tried and what it costs; public, and known beforehand."""
-        guarantees = {
-            "the selection": self.guarantee,
-            "one point alone": self.one,
-            "each of the grid once": self.naive,
-        }
+        costs = {"the selection": self.guarantee, "one point alone": self.one}
+        costs["each of the grid once"] = self.naive
         number = f"secret; {self.sweep.selection.law}, on average {self.mean:g}"
         facts = [("the grid", f"{len(self.points)} points, drawn with replacement")]
         facts.append(("the number of points that are tried", number))
-        for name, guarantee in guarantees.items():
-            epsilon = rounded_up(guarantee.epsilon())
-            facts.append((f"epsilon of {name}", f"{epsilon} at delta = {guarantee.delta:g}"))
+        for name, cost in costs.items():
+            epsilon = f"{rounded_up(cost.epsilon())} at delta = {cost.delta:g}"
+            facts.append((f"epsilon of {name}", epsilon))
         return facts
 
     def _selected(self, event: DpEvent) -> DpEvent:
@@ -155,14 +144,12 @@ class Selection:
 
 
 def _epsilon_of(config: Any) -> float | None:
-    privacy = getattr(config, "privacy", None)
-    return None if privacy is None else privacy.epsilon
+    return getattr(getattr(config, "privacy", None), "epsilon", None)
 
 
 def _alone(config: Any, noise_multiplier: float) -> Any:
     """A config without a ledger that it shares, and with this noise where its own is calibrated."""
-    privacy = getattr(config, "privacy", None)
-    if privacy is None:
+    if (privacy := getattr(config, "privacy", None)) is None:
         return config
     privacy = replace(privacy, ledger=None, budget_epsilon=None)
     if privacy.epsilon is not None:
@@ -173,11 +160,8 @@ def _alone(config: Any, noise_multiplier: float) -> Any:
 def select(sweep: Sweep, out: str | Path) -> dict[str, Any]:
     """Carries out a private selection in the directory `out`; returns the public record.
 
-    After an interrupt or a failure the same call goes on. A finished one is returned as it is.
-
-    Raises:
-      InputError: the points do not go together, or the directory holds another sweep.
-      BudgetExhausted: the selection exceeds the ledger's budget; nothing was carried out.
+    After an interrupt or a failure the same call goes on. `InputError`: the points do not go
+    together, or the directory holds another sweep. `BudgetExhausted`: nothing was carried out.
     """
     mesh.require_one_process("a private selection", "carry it out with one process")
     mesh.all_devices()
@@ -188,23 +172,18 @@ def select(sweep: Sweep, out: str | Path) -> dict[str, Any]:
         if (out / RECORD).exists():
             return files.read_record(out / RECORD)
         config = sweep.points[0].config
-        study = system_of(config.system).part("study").prepare(config)
-        chosen = Selection(sweep, study.clients)
+        clients = system_of(config.system).part("study").prepare(config).clients
+        chosen = Selection(sweep, clients)
         place = out / SELECTION / "secret.json"
         if (private / "points").exists() and not place.exists():
-            raise CorruptFile(
-                f"{place}: is missing, so nobody knows which points were drawn; the charge stays. "
-                "Begin another selection with another --out"
-            )
+            lost = "is missing, so nobody knows which points were drawn; the charge stays"
+            raise CorruptFile(f"{place}: {lost}. Begin another selection with another --out")
         secret = saved_secret(place, reproducible_seed=None, purpose="selection")
         path, name = sweep.ledger or out / "ledger.jsonl", secret.public_name
         # The whole selection is charged, once, before anybody is asked.
         (event,) = events.counts(chosen.guarantee.event)
-        content = {
-            "event": events.to_json(event),
-            "metric": sweep.metric,
-            "points": [[point.name, repr(point.config)] for point in chosen.points],
-        }
+        tried = [[point.name, repr(point.config)] for point in chosen.points]
+        content = {"event": events.to_json(event), "metric": sweep.metric, "points": tried}
         identity = secret.digest("charge", json.dumps(content, sort_keys=True))
         privacy = getattr(config, "privacy", None)
         budget = None if privacy is None else budget_of(privacy)
@@ -235,19 +214,15 @@ def _carried_out(
             signal = getattr(error, "number", SIGINT)
             raise Interrupted(signal, "interrupted; the same command goes on") from None
         if not folder.finished:
-            raise InputError(
-                f"a point of the selection failed, see {points}; nothing was released, and the "
-                "same command goes on"
-            )
+            left = "nothing was released, and the same command goes on"
+            raise InputError(f"a point of the selection failed, see {points}; {left}")
         charged = Counter[DpEvent]()
         for path in folder.path.rglob("ledger.jsonl"):
             for charge in Ledger.read(path).charges:
                 charged += events.counts(charge.event)
         if charged - planned:
-            raise CorruptFile(
-                f"{points}: a point released more than its plan says, and the selection was "
-                "charged for its plan: nothing of it is released"
-            )
+            more = "a point released more than its plan says, for which the selection was charged"
+            raise CorruptFile(f"{points}: {more}: nothing of it is released")
         yield point, folder
 
 
@@ -268,29 +243,17 @@ def _released(
         place = max(range(len(runs)), key=lambda run: _rank(sweep.metric, scored[run]))
         (point, folder), scored_on = runs[place], scored[place]["scored_on"]
         best = {"point": point.name, "values": point.values, sweep.metric: scored[place]["value"]}
-        files_written = export_selected(
-            folder.path,
-            out / SELECTED,
-            title=f"the best point of {sweep.title}",
-            statement=statement,
-            certificate=out / CERTIFICATE,
-        )
-        best["files"] = [f"{SELECTED}/{file}" for file in files_written]
-    record = {
-        "title": sweep.title,
-        "metric": sweep.metric,
-        "scored_on": scored_on,
-        "selected": best,
-        "privacy": statement,
-        "epsilon": chosen.guarantee.epsilon(),
-        "delta": delta,
-        "one": {"epsilon": chosen.one.epsilon(), "statement": chosen.one.statement()},
-        "naive": {"epsilon": chosen.naive.epsilon(), "statement": chosen.naive.statement()},
-        "law": sweep.selection.law,
-        "mean": chosen.mean,
-        "facts": chosen.facts(),
-        "ledger": path.name,
-    }
+        card: Any = {"title": f"the best point of {sweep.title}", "statement": statement}
+        card["certificate"] = out / CERTIFICATE
+        written = export_selected(folder.path, out / SELECTED, **card)
+        best["files"] = [f"{SELECTED}/{file}" for file in written]
+    alone, naive = chosen.one, chosen.naive
+    record = {"title": sweep.title, "metric": sweep.metric, "scored_on": scored_on}
+    record |= {"selected": best, "privacy": statement, "ledger": path.name}
+    record |= {"epsilon": chosen.guarantee.epsilon(), "delta": delta}
+    record["one"] = {"epsilon": alone.epsilon(), "statement": alone.statement()}
+    record["naive"] = {"epsilon": naive.epsilon(), "statement": naive.statement()}
+    record |= {"law": sweep.selection.law, "mean": chosen.mean, "facts": chosen.facts()}
     write_page(out, page_of(record))
     return files.jsonable(record)
 
@@ -314,12 +277,8 @@ def page_of(record: Mapping[str, Any]) -> Page:
         score = "not finite" if best[metric] is None else f"{best[metric]:.5g}"
         rows = [("the best point", best["point"]), (f"its {metric}{on}", score)]
     tried = Table(("", ""), [tuple(row) for row in record["facts"]])
-    return Page(
-        title=f"Private selection: {record['title']}",
-        lead=f"the best of a secret number of points by {metric}",
-        privacy=record["privacy"],
-        sections=[
-            Section("Released", table=Table(("", ""), rows)),
-            Section("What was tried, and what it costs", table=tried),
-        ],
-    )
+    sections = [Section("Released", table=Table(("", ""), rows))]
+    sections.append(Section("What was tried, and what it costs", table=tried))
+    title = f"Private selection: {record['title']}"
+    lead = f"the best of a secret number of points by {metric}"
+    return Page(title, lead, privacy=record["privacy"], sections=sections)

@@ -46,7 +46,7 @@ def test_a_file_is_taken_as_it_is_and_a_name_that_is_also_one_is_refused(tmp_pat
         ("configs/quickstart.yaml", "named quickstart,"),
         ("quickstart.yaml", "named quickstart,"),
         ("absent.yaml", "jaxpfl configs"),
-        ("quikstart", "nearest name is quickstart"),
+        ("quikstart", "did you mean 'quickstart'"),
         ("mine", "name mine.yaml"),
         ("zzzzzzzzzzz", "jaxpfl configs"),
         ("", "neither a file"),

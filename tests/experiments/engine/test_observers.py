@@ -30,7 +30,7 @@ def test_a_run_goes_on_without_tensorboard(tmp_path, monkeypatch, installed):
             found.observe(round, {"norm": 1.0 * round}, None)
             found.publish()
             found.publish()
-        assert found.latest(2) == {"round": 2, "norm": 2.0, "epsilon": 1.0}
+        assert found.metrics.records[2] == {"round": 2, "norm": 2.0, "epsilon": 1.0}
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["norm"] for line in lines] == [0.0, 1.0, 2.0]
     assert "epsilon" not in json.loads(lines[1])
