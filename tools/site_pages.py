@@ -117,7 +117,7 @@ def config_keys() -> str:
         "",
     ]
     for name in registry.SYSTEMS:
-        kind = registry.system_of(name).Config
+        kind = registry.system_of(name).part("config").Config
         lines += [f"## system: {name}", "", _prose(kind), ""]
         lines += _fields(kind, "", shared)
     lines += ["## Sections", ""]

@@ -31,7 +31,7 @@ from jaxpfl.experiments.engine.phases import Phases, missing
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.chosen_corpus.author import settings_of
-from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.config import Config
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Author, Tuning, enough
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import question_of
@@ -72,7 +72,7 @@ def small(models: Path) -> StudyModels:
 
 def config_of(
     arm: str, clients: int, pool: Sequence[str], public: StudyModels, options: dict[str, Any]
-) -> SyntheticTextConfig:
+) -> Config:
     """The config of popri_small for an arm; `options` has epsilon, delta, texts, spans, cut, seed.
 
     A text has as many tokens as a public one, and a prompt what is left of the generator's places.

@@ -14,16 +14,8 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import require_affordable
-from jaxpfl.algorithms.fred import (
-    BestMixture,
-    FredPlan,
-    best_mixture,
-    fred,
-    private_moments,
-    public_moments,
-    score,
-    used_examples,
-)
+from jaxpfl.algorithms.fred import FredPlan, fred, private_moments, public_moments, used_examples
+from jaxpfl.algorithms.fred.scores import BestMixture, best_mixture, score
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.compilation_cache import caches
 from jaxpfl.data import open as open_population

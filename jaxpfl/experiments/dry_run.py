@@ -13,7 +13,7 @@ from jaxpfl.data.open import why_missing
 from jaxpfl.errors import named
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PUBLIC_PART
-from jaxpfl.experiments.engine.description import Clients
+from jaxpfl.experiments.engine.description import Clients, made_up
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.privacy.guarantee import Guarantee
@@ -71,7 +71,7 @@ def dry_run_sweep(sweep: Sweep, *, selection: bool = False) -> dict[str, Any]:
     if selection:
         from jaxpfl.experiments.sweep.selection import Selection
 
-        chosen = Selection(sweep, Clients.of(sweep.points[0].config.data).made_up())
+        chosen = Selection(sweep, made_up(Clients.of(sweep.points[0].config.data).train))
         sweep = replace(sweep, points=chosen.points)
         lines += [f"selection {what}: {value}" for what, value in chosen.facts()]
     records: dict[str, dict[str, Any]] = {}

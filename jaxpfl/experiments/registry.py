@@ -1,6 +1,5 @@
 """The systems by name. No other file lists them all: a new system is one line here."""
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ SYSTEMS = {
     "training_bias": "jaxpfl.experiments.systems.training_bias",
     "synthetic_text": "jaxpfl.experiments.systems.synthetic_text",
 }
-"""Name -> module, which exposes `SYSTEM` and is imported when the system is first used."""
+"""Name -> package, which is imported when the system is first used."""
 
 ONE_RUN = ("federated_training", "chosen_corpus", "synthetic_text")
 """The systems whose plans, each of them once, are all that a run of theirs releases."""
@@ -33,7 +32,7 @@ def system_of(name: Any) -> System:
     if not isinstance(name, str) or name not in SYSTEMS:
         known = ", ".join(map(repr, SYSTEMS))
         raise InputError(f"system must be one of {known}, found {name!r}")
-    return importlib.import_module(SYSTEMS[name]).SYSTEM
+    return System(name, SYSTEMS[name])
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
@@ -69,4 +68,4 @@ def config_type(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
         if key == "--system":
             name = value if has_value else "".join(overrides[place + 1 : place + 2])
     with named(where):
-        return system_of(name).Config
+        return system_of(name).part("config").Config

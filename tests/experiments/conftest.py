@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxpfl.experiments.registry import load
-from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.config import Config
 
 PIPELINE = """\
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/vocabulary.jsonl",
@@ -131,18 +131,18 @@ run: {{devices: 2}}
 
 
 @pytest.fixture(scope="session")
-def synthetic_config(tmp_path_factory) -> Callable[..., SyntheticTextConfig]:
+def synthetic_config(tmp_path_factory) -> Callable[..., Config]:
     """Makes the config of a method; `--section.key VALUE` change it."""
     folder = tmp_path_factory.mktemp("synthetic")
     write_lines(folder / "clients.jsonl", NEAR, 60, 3, "canarytext{}")
     write_lines(folder / "near.jsonl", NEAR, 30, 4)
     write_lines(folder / "far.jsonl", FAR, 30, 4)
 
-    def make(method: str, *changes: str) -> SyntheticTextConfig:
+    def make(method: str, *changes: str) -> Config:
         path = folder / f"{method}.yaml"
         path.write_text(SYNTHETIC.format(folder=folder, method=method))
         config = load(path, changes)
-        assert isinstance(config, SyntheticTextConfig)
+        assert isinstance(config, Config)
         return config
 
     return make

@@ -16,7 +16,7 @@ from jaxpfl.cli import main
 from jaxpfl.data import from_clients
 from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.engine.description import Clients
+from jaxpfl.experiments.engine.description import made_up
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.engine.run_directory import first_attempt
 from jaxpfl.experiments.records import artifacts
@@ -211,7 +211,7 @@ def test_an_edited_head_of_the_config_does_not_take_the_stamp_off():
     """TRUST 11: the stamp follows from the config, not from the comment that shows it."""
     path = Path(__file__).parents[2] / "configs" / "gan_inversion.yaml"
     config = registry.load(path, ["--run.reproducible_noise", "True"])
-    study = Study(config, Clients.of(config.data).made_up())
+    study = Study(config, made_up(40))
     assert study.stamp.startswith("NOT PRIVATE")
 
 

@@ -79,12 +79,12 @@ class PlannedRelease:
         return cls(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
 
     @classmethod
-    def of_moments(cls, plan: FredPlan, clients: int) -> Self:
-        """FreD's one query of so many clients."""
+    def of_moments(cls, plan: FredPlan, units: int) -> Self:
+        """FreD's one query of so many units."""
         what = "count, mean and covariance" if "count" in plan.moments else "mean and covariance"
         times = "; ".join(filter(None, [what, plan.simulation]))
         canaries, noise = partial(MomentCanaries, plan), plan.multipliers[1]
-        return cls(plan.guarantee(), times, noise, plan.plans(clients), canaries)
+        return cls(plan.guarantee(), times, noise, plan.plans(units), canaries)
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,12 @@ class Clients(NamedTuple):
         number = ASSUMED if data.clients is None else data.clients
         return cls(number, max(1, round(number * data.split.train)), data.clients is not None)
 
-    def made_up(self) -> Population:
-        """So many clients to train with, who have no examples."""
-        ids = pa.array(map(str, range(self.train)), pa.large_string())
-        offsets = np.zeros(self.train + 1, np.int64)
-        return Population({"none": column((), np.int8)}, offsets, ids, "made up")
+
+def made_up(number: int) -> Population:
+    """So many clients to train with, who have no examples."""
+    ids = pa.array(map(str, range(number)), pa.large_string())
+    offsets = np.zeros(number + 1, np.int64)
+    return Population({"none": column((), np.int8)}, offsets, ids, "made up")
 
 
 @contextmanager
@@ -154,18 +155,17 @@ cached_plan = lru_cache(maxsize=256)(build_plan)
 """`build_plan`, whose calibrations the points of a sweep share."""
 
 
-def moments_release(
-    plan: FredPlan, clients: int, embedders: Mapping[str, str]
-) -> tuple[Rehearsed | None, tuple[str, ...]]:
-    """FreD's release, traced, and notes; None where an embedder, by column, is not available.
+def of_moments(name: str, plan: FredPlan, units: int, embedders: Mapping[str, str]) -> Description:
+    """FreD's one query of so many units, and its round; a note where an embedder is not available.
 
-    Its server computes with numpy.
+    Embedders are by column. Its server computes with numpy.
     """
-    sizes = {name: embedding_size(embedder) for name, embedder in embedders.items()}
-    if notes := tuple(note for _, of_one in sizes.values() for note in of_one):
-        return None, notes
-    dimensions = {name: dimension for name, (dimension, _) in sizes.items() if dimension}
-    algorithm = fred(plan, units=clients, dimension=dimensions)
+    releases = {name: PlannedRelease.of_moments(plan, units)}
+    sizes = {column: embedding_size(embedder) for column, embedder in embedders.items()}
+    if notes := tuple(note for _, of_column in sizes.values() for note in of_column):
+        return Description(releases=releases, notes=notes)
+    dimensions = {column: dimension for column, (dimension, _) in sizes.items() if dimension}
+    algorithm = fred(plan, units=units, dimension=dimensions)
     lead = () if plan.labels == 1 else (plan.labels,)
     shapes = [jax.ShapeDtypeStruct((*lead, d), np.float32) for d in dimensions.values()]
     centres = tuple(shapes) if len(shapes) > 1 else shapes[0]
@@ -173,7 +173,8 @@ def moments_release(
     columns |= {"label": column((), np.int32)} if lead else {}
     with tracing("the release of the moments"):
         queries = [ask(query, centres, columns)[0] for query in algorithm.queries]
-    return Rehearsed(sum(query.up for query in queries), tuple(queries)), ()
+    rehearsed = Rehearsed(sum(query.up for query in queries), tuple(queries))
+    return Description(rounds={name: rehearsed}, releases=releases)
 
 
 def published_shapes(

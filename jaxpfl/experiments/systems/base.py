@@ -1,4 +1,4 @@
-"""The protocol of a system, which is a folder whose module exposes an object `SYSTEM`.
+"""The protocol of a system: a folder that the registry names, with what `System` says.
 
 A `Study` is made for the clients that `prepare` reads, on which it is carried out, or for made-up
 ones, for a dry run or an audit: both have one description. `experiments.carry_out` does the rest
@@ -136,10 +136,12 @@ class System:
 
     Attributes:
       name: the value of `system:` in a config file.
-      Config: the frozen dataclass of the config file. It has the fields `system`, `data` (a
-        `DataConfig`) and `run` (a `RunConfig`), and may have `metrics`, the names in the result's
-        "metrics" that a sweep can compare: then others are refused before the first point.
-      package: has these in modules of its own, or has them itself:
+      package: has these in modules of these names. What has none is in `run`, else in `study`, else
+        in the package itself:
+        config.Config: the frozen dataclass of the config file. It has the fields `system`, `data`
+          (a `DataConfig`) and `run` (a `RunConfig`), and may have `metrics`, the names in the
+          result's "metrics" that a sweep can compare: then others are refused before the first
+          point.
         study.Study(config, clients)
         study.prepare(config): the Study of the clients that it reads; it writes nothing, and raises
           InputError for what cannot be carried out.
@@ -153,17 +155,18 @@ class System:
     """
 
     name: str
-    Config: type
     package: str
 
     def part(self, module: str) -> Any:
-        """The module of the package or, where there is none, the package."""
-        inner = f"{self.package}.{module}"
-        own = importlib.util.find_spec(inner) is not None
-        return importlib.import_module(inner if own else self.package)
+        """What has the members that belong into this module."""
+        for name in (module, "run", "study"):
+            if importlib.util.find_spec(inner := f"{self.package}.{name}") is not None:
+                return importlib.import_module(inner)
+        return importlib.import_module(self.package)
 
     def describe(self, config: Any) -> "Description":
         """`Study.describe` of made-up clients. Nothing is fetched, charged or written."""
-        from jaxpfl.experiments.engine.description import Clients
+        from jaxpfl.experiments.engine.description import Clients, made_up
 
-        return self.part("study").Study(config, Clients.of(config.data).made_up()).describe()
+        clients = made_up(Clients.of(config.data).train)
+        return self.part("study").Study(config, clients).describe()

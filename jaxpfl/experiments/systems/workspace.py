@@ -19,7 +19,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
 from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
-from jaxpfl.experiments.engine.rounds import Loop
+from jaxpfl.experiments.engine.rounds import Loop, final_params, planned
 from jaxpfl.experiments.engine.run_directory import Run
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
@@ -122,32 +122,24 @@ class Workspace:
           prior: names, in the ledger, of runs that this one depends on.
           ask: as for a `Run`.
         """
-        folder, run = self.directory / name, self.config.run
-        if name and not note:
-            folder = self.directory / "runs" / name
+        folder, run = self._folder(name, note), self.config.run
         if leads():
             folder.mkdir(parents=True, exist_ok=True)
         if ledger is None:
             ledger = folder / "ledger.jsonl" if note else ledger_path(privacy, self.directory)
-        config = to_mapping(self.config) | ({"run name": name} if name else {})
-        return Run(
-            folder,
-            algorithm,
-            population,
-            Setting(
-                config=config,
-                seed=run.seed,
-                reproducible_noise=run.reproducible_noise,
-                start=start,
-                prior=tuple(prior),
-                note=note,
-                resumed_as=self.directory,
-            ),
-            ledger=ledger,
-            budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
-            resume=(folder / "run.json").exists(),
-            ask=ask,
+        setting = Setting(
+            config=self._run_config(name),
+            seed=run.seed,
+            reproducible_noise=run.reproducible_noise,
+            start=start,
+            prior=tuple(prior),
+            note=note,
+            resumed_as=self.directory,
         )
+        simulated = algorithm.queries[0].plan.simulates is not None
+        how: Any = {"ledger": ledger, "budget": budget_of(privacy, simulated=simulated), "ask": ask}
+        resume = (folder / "run.json").exists()
+        return Run(folder, algorithm, population, setting, resume=resume, **how)
 
     def train(
         self,
@@ -170,6 +162,31 @@ class Workspace:
         with led(page_of_run(run.path)) if name else nullcontext():
             return Loop(run, tracking or usual).carry_out()
 
+    def _folder(self, name: str, note: str = "") -> Path:
+        return self.directory / "runs" / name if name and not note else self.directory / name
+
+    def _run_config(self, name: str) -> dict[str, Any]:
+        return to_mapping(self.config) | ({"run name": name} if name else {})
+
+    def planned(self, name: str) -> Plan:
+        """The plan of the finished run of that `name`, see `open`."""
+        return planned(self._folder(name), self._run_config(name))
+
+    def finished(
+        self, name: str, algorithm: Callable[[Plan], Algorithm], **stated: Any
+    ) -> tuple[Plan, Any]:
+        """The plan of a run as `planned`, and the parameters that it ended with.
+
+        Args:
+          algorithm: makes the run's own, of its plan.
+          stated: `privacy` and, unless it is that of `config.privacy`, the `ledger`, as in
+            `final_params`.
+        """
+        plan, seed = self.planned(name), self.config.run.seed
+        if "ledger" not in stated:
+            stated["ledger"] = ledger_path(self.config.privacy, self.directory)
+        return plan, final_params(self._folder(name), algorithm(plan), seed, **stated)
+
     def composed_guarantee(self, ledgers: Sequence[Path], delta: float | None) -> dict[str, Any]:
         """The cost of all releases on these ledgers: epsilon and statement."""
         if delta is None:
@@ -177,9 +194,8 @@ class Workspace:
 
         def composed() -> dict[str, Any]:
             charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
-            guarantee = guarantee_of(charges, delta)
-            statement = stamped(guarantee.statement(), self.stamp)
-            return {"epsilon": guarantee.epsilon(), "statement": statement}
+            cost = guarantee_of(charges, delta)
+            return {"epsilon": cost.epsilon(), "statement": stamped(cost.statement(), self.stamp)}
 
         return decide("the cost of all releases", composed)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -69,7 +69,6 @@ class Study(base.Study):
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """The plans of the models and of the count."""
         plans, number = {}, len(self.clients)
         for kind, (section, *_) in self.kinds.items():
             plans[kind] = description.cached_plan(section.privacy, section.training, number)
@@ -113,11 +112,10 @@ def opened(
 ) -> tuple[Population, Population, Vocabulary, PrivateContent]:
     """The training clients, the PUBLIC corpus, its words, and what no public text may repeat."""
     parts = build.split_clients(build.read_clients(data), data)
-    assert data.public is not None
-    private = PrivateContent(parts["train"])
-    public = build.open_public(data.public, parts["public"], private, "data.public")
-    source = data.vocabulary or public
-    vocabulary = build.public_vocabulary(source, parts["public"], private, vocab_size)
+    private, source = PrivateContent(parts["train"]), cast(str, data.public)
+    public = build.open_public(source, parts["public"], private, "data.public")
+    words = data.vocabulary or public
+    vocabulary = build.public_vocabulary(words, parts["public"], private, vocab_size)
     return parts["train"], public, vocabulary, private
 
 
@@ -166,7 +164,7 @@ def carried_out(
         generated = workspace.artifacts().load_or_compute(
             f"generated_{name}",
             lambda params=params: Artifact(drawn(params)),
-            {kind: params_digest(each) for kind, each in params.items()},
+            {kind: params_digest(of_kind) for kind, of_kind in params.items()},
         )
         (rate,), (noise,) = Rates.of(study.plans[RATE], results[RATE].state)
         worlds[name] = {
@@ -179,7 +177,7 @@ def carried_out(
     ledgers = [ledger_of(workspace.directory, world) for world in worlds]
     composed = workspace.composed_guarantee(ledgers, delta)
     compared = {
-        metric: {f"{each['share']:g}": each[metric] for each in worlds.values()}
+        metric: {f"{world['share']:g}": world[metric] for world in worlds.values()}
         for metric in sorted(study.config.metrics - {"epsilon"})
     }
     return {
@@ -192,7 +190,7 @@ def carried_out(
         "plans": {kind: plan.to_dict() for kind, plan in study.plans.items()},
         "drawn": dataclasses.asdict(study.config.drawn),
         "worlds": worlds,
-        "at_scale": {name: each.statement() for name, each in study.at_scale().items()},
+        "at_scale": {name: cost.statement() for name, cost in study.at_scale().items()},
     }
 
 

@@ -4,9 +4,8 @@
     write    lists of `SHOTS` of them are continued, by one text each
     pick     texts are chosen from anew, by the same release
 
-It reads public texts alone, and what follows from the release: all of it costs no privacy. How
-often it writes is fixed beforehand. Prompts are made of public texts in every round, never of
-written ones. See `algorithms.chosen_texts.choice` on what choosing again by one release is worth.
+It reads public texts alone, and what follows from the release: all of it costs no privacy. Prompts
+are never made of written texts. `algorithms.chosen_texts.choice` says what choosing again is worth.
 """
 
 from collections.abc import Callable, Mapping, Sequence

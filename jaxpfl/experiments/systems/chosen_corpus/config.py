@@ -137,5 +137,4 @@ class Config(Checked):
 
     @property
     def metrics(self) -> set[str]:
-        """The names of what the results have numbers of."""
         return {"epsilon", "distance", "drawn_distance", "mixture_distance", "effective_size"}

@@ -12,16 +12,14 @@ from jaxpfl.printable import template
 
 
 def page(directory: Path, record: Mapping[str, Any]) -> Page:
-    """The page of a finished run, from its record alone."""
     choice, number = record["choice"], record["number"]
     rows = [
         (row["corpus"], *(f"{row[name]:,}" for name in ("texts", "chosen")), row["terms"])
         for row in record["corpora"]
     ]
-    columns = ("public corpus", "texts", "chosen", "terms of use")
-    repeated = chosen.of_repeats(record["repeated"])
+    corpora = Table(("public corpus", "texts", "chosen", "terms of use"), rows, (1, 2))
     texts = "public and written texts" if _wrote(record) else "public texts"
-    text = " ".join([*chosen.lines(choice), _made(record), repeated])
+    sentences = *chosen.lines(choice), _made(record), chosen.of_repeats(record["repeated"])
     examples = Table(("text",), [(text,) for text in choice["examples"]], style="sentences")
     return Page(
         title=title(record),
@@ -34,7 +32,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
             (f"{choice['distances']['mixture']:.3g}", "the same of the best mixture of corpora"),
         ],
         sections=[
-            Section("How the texts were chosen", text, table=Table(columns, rows, (1, 2))),
+            Section("How the texts were chosen", " ".join(sentences), table=corpora),
             *_by_label(record["labels"]),
             *_judged(record),
             *_rounds(record["writer"]),
@@ -48,13 +46,12 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
 def card(record: Mapping[str, Any], stamp: str) -> str:
     """What the corpus is, for whoever gets it, in the hub's format."""
     sources = {row["corpus"]: last_part(row["source"]) for row in record["corpora"]}
-    given = {"record": record, "stamp": stamp, "sources": sources, "made": _made(record)}
-    given |= {"title": title(record), "wrote": _wrote(record)}
-    written = [section.text for section in _rounds(record["writer"])]
-    given["lines"] = [*chosen.lines(record["choice"]), *written, *record["cautions"]]
-    sections = *_by_label(record["labels"]), *_judged(record)
-    given["lines"] += [section.text for section in sections]
-    return template(__package__ or "", "card.md.jinja").render(given)
+    about = {"record": record, "stamp": stamp, "sources": sources, "made": _made(record)}
+    about |= {"title": title(record), "wrote": _wrote(record)}
+    further = *_by_label(record["labels"]), *_judged(record)
+    lines = [*chosen.lines(record["choice"]), *(part.text for part in _rounds(record["writer"]))]
+    about["lines"] = [*lines, *record["cautions"], *(section.text for section in further)]
+    return template(__package__ or "", "card.md.jinja").render(about)
 
 
 def title(record: Mapping[str, Any]) -> str:
@@ -80,20 +77,17 @@ def _rounds(writer: Mapping[str, Any] | None) -> list[Section]:
         for number, row in enumerate(writer["rounds"])
     ]
     columns = ("round", "written texts", "of them taken", "distance, weighted", "of the taken")
-    return [
-        Section(
-            "Pick, write, pick again",
-            f"Written texts are by {writer['model']}. It was asked for {writer['asked']:,} texts "
-            "that continue chosen public ones, and for a few on trial before the release. It read "
-            "no client's text, and nothing else that follows from the release. It refused "
-            f"{refused:,} prompts. {last['written']:,} of its texts were new and not empty, and "
-            f"{last['chosen']:,} of these were taken (source: {WRITTEN}). "
-            "Squared distance to the clients, estimated: "
-            f"{first['distance']:.4g} before it wrote, {last['distance']:.4g} at the end. The "
-            "second is too optimistic: prompts follow from the release that estimates both.",
-            table=Table(columns, rows, (0, 1, 2, 3, 4)),
-        )
-    ]
+    text = (
+        f"Written texts are by {writer['model']}. It was asked for {writer['asked']:,} texts that "
+        "continue chosen public ones, and for a few on trial before the release. It read no "
+        "client's text, and nothing else that follows from the release. It refused "
+        f"{refused:,} prompts. {last['written']:,} of its texts were new and not empty, and "
+        f"{last['chosen']:,} of these were taken (source: {WRITTEN}). Squared distance to the "
+        f"clients, estimated: {first['distance']:.4g} before it wrote, {last['distance']:.4g} at "
+        "the end. The second is too optimistic: prompts follow from the release that estimates "
+        "both."
+    )
+    return [Section("Pick, write, pick again", text, table=Table(columns, rows, (0, 1, 2, 3, 4)))]
 
 
 def _judged(record: Mapping[str, Any]) -> list[Section]:
@@ -104,14 +98,11 @@ def _judged(record: Mapping[str, Any]) -> list[Section]:
     about = record["writer"]["rounds"] if record["writer"] else []
     by_round = [distance for row in about for distance in row["judged"]]
     rounds = f" Of the texts taken, round by round: {', '.join(f'{d:.4g}' for d in by_round)}."
-    return [
-        Section(
-            "By an embedder that chose nothing",
-            f"{record['judge']} decided nothing. By its part of the same "
-            f"release, the squared distance to the clients is, estimated: {near}."
-            f"{rounds if by_round else ''}",
-        )
-    ]
+    text = (
+        f"{record['judge']} decided nothing. By its part of the same release, the squared distance "
+    )
+    text += f"to the clients is, estimated: {near}.{rounds if by_round else ''}"
+    return [Section("By an embedder that chose nothing", text)]
 
 
 def _by_label(labels: Mapping[str, Any]) -> list[Section]:

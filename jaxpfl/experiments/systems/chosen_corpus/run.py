@@ -21,13 +21,12 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.algorithms import gaussian_moments
 from jaxpfl.algorithms.chosen_texts import Choice, Evidence, choose
-from jaxpfl.algorithms.fred import PrivateMoments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central import text_pool
 from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.report import chosen
-from jaxpfl.experiments.report.chosen import of_division
+from jaxpfl.experiments.systems import CORPUS
 from jaxpfl.experiments.systems.chosen_corpus.config import JUDGE
 from jaxpfl.experiments.systems.chosen_corpus.page import card
 from jaxpfl.experiments.systems.chosen_corpus.study import Study
@@ -39,10 +38,6 @@ from jaxpfl.text.embed import embed, embeddings_of
 # Of the texts of each corpus by each embedder's column: float32 [n, d].
 _Embeddings = dict[str, dict[str, np.ndarray]]
 
-CORPUS, CARD = "corpus.jsonl", "card.md"
-MOMENTS = "moments"
-"""The run of the release."""
-
 # Words of English that no topic lacks, and the least share of them in English texts.
 _ENGLISH = {"the", "of", "and", "to", "in", "a", "is", "that", "it", "for"}
 _LEAST_ENGLISH = 0.05
@@ -51,8 +46,7 @@ _FAR = 0.5
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
-    """Does what is left to do, and returns the public record."""
-    author, progress = study.author, workspace.progress
+    author, progress, config = study.author, workspace.progress, study.config
     writer, embeddings = None, _Embeddings()
 
     def read() -> None:
@@ -65,24 +59,18 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         study.require_visible(_covariances(study, embeddings))
 
     decide("the public texts", read)
-    result = workspace.train(
-        study.release,
-        study.clients,
-        name=MOMENTS,
-        privacy=study.config.privacy,
-        ask=lambda: study.embedded(progress),
-    )
+    run: Any = {"name": "moments", "privacy": config.privacy}
+    run["ask"] = lambda: study.embedded(progress)
+    result = workspace.train(study.release, study.clients, **run)
     return decide("the choice", lambda: _chosen(study, workspace, result, embeddings, writer))
 
 
 def _embedded(study: Study, corpora: Mapping[str, Population], progress: bool) -> _Embeddings:
-    return {
-        name: {
-            column: embeddings_of(embed(corpus, function, progress=progress))
-            for column, function in study.embedders.items()
-        }
-        for name, corpus in corpora.items()
-    }
+    embeddings = _Embeddings()
+    for name, corpus in corpora.items():
+        by = {c: embed(corpus, f, progress=progress) for c, f in study.embedders.items()}
+        embeddings[name] = {column: embeddings_of(embedded) for column, embedded in by.items()}
+    return embeddings
 
 
 def _rows(embeddings: _Embeddings, column: str) -> np.ndarray:
@@ -133,24 +121,28 @@ def _chosen(
     texts, abouts, warnings = iter(rows), dict[str, dict[str, Any]](), _cautions(study)
     if rounds and not rounds[-1]["written"]:
         warnings.append("The writer wrote no text of use: the texts were chosen without it.")
-    warnings += [
-        f"{label}: noise hides the clients' texts of this label, or there are none, and no texts "
-        "were chosen for it."
-        for label in of_all
-        if label not in released
-    ]
-    warnings += [
-        f"{label and f'{label}: '}noise hides the clients' texts by {name}, which chose none."
-        for label, of in released.items()
-        for column, name in config.embedders.items()
-        if column not in of
-    ]
+    none = "noise hides the clients' texts of this label, or there are none, and no texts were"
+    warnings += [f"{label}: {none} chosen for it." for label in of_all if label not in released]
+    for label, of in released.items():
+        hidden = [name for column, name in config.embedders.items() if column not in of]
+        by = f"{label and f'{label}: '}noise hides the clients' texts by"
+        warnings += [f"{by} {name}, which chose none." for name in hidden]
     for label, choice in choices.items():
         of_row = {row: next(texts)["text"] for row in choice.rows_M.tolist()}
         about = chosen.record_of(choice, of_row.__getitem__)
         counted = of_all[label]["embedding"].moments.count
         abouts[label] = {**about, "clients": counted}
-        sentences = [*chosen.cautions(about), *_far(released[label], choice.distance)]
+        sentences, parts = chosen.cautions(about), list(released[label].items())
+        # By the release alone.
+        own = [p for column, p in parts if column != JUDGE]
+        spread = sum(float(np.trace(p.moments.covariance_DxD)) - p.noise.mean_bias for p in own)
+        if not choice.distance <= _FAR * spread:
+            sentences.append(
+                "No public text is much like the clients': what was chosen is "
+                f"{choice.distance:.2g} away from them, and their own texts are spread by "
+                f"{spread:.2g} (squared distances). Other public sources may be nearer; to choose "
+                "from these is another release."
+            )
         warnings += [f"{label}: {text}" if label else text for text in sentences]
     about = abouts.pop("", None) or _together(abouts)
     terms = {name: set[str]() for name in about["shares"]}
@@ -192,21 +184,8 @@ def _chosen(
         number = author.config.texts * author.config.rounds
         by = {"model": author.described(writer), "asked": number, "rounds": rounds}
         record["writer"] = by
-    files.write_atomically(directory / CARD, card(record, workspace.stamp))
+    files.write_atomically(directory / "card.md", card(record, workspace.stamp))
     return files.jsonable(record)
-
-
-def _far(released: Mapping[str, PrivateMoments], distance: float) -> list[str]:
-    """A sentence where no public text is like the clients', by the release alone."""
-    parts = [part for column, part in released.items() if column != JUDGE]
-    spread = sum(float(np.trace(p.moments.covariance_DxD)) - p.noise.mean_bias for p in parts)
-    if distance <= _FAR * spread:
-        return []
-    return [
-        f"No public text is much like the clients': what was chosen is {distance:.2g} away from "
-        f"them, and their own texts are spread by {spread:.2g} (squared distances). Other public "
-        "sources may be nearer; to choose from these is another release."
-    ]
 
 
 def _cautions(study: Study) -> list[str]:
@@ -218,9 +197,8 @@ def _cautions(study: Study) -> list[str]:
             "Written texts may be a model's repetition of public text that it was trained on, or "
             "of its prompts; whoever has rights in such text may have them in these, too."
         )
-    warnings += of_division(
-        config.cut, config.data.source, config.corpora, lambda name: texts_of(pool[name])
-    )
+    forms = config.cut, config.data.source, config.corpora
+    warnings += chosen.of_division(*forms, lambda name: texts_of(pool[name]))
     if "minilm" in config.embedders.values():
         texts = itertools.chain.from_iterable(map(texts_of, pool.values()))
         words = Counter(word for text in texts for word in text.lower().split())

@@ -2,23 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fred import (
-    FredPlan,
-    FredState,
-    PrivateMoments,
-    by_embedding,
-    by_label,
-    fred,
-    moments,
-    used_examples,
-)
+from jaxpfl.algorithms.fred import FredPlan, FredState, PrivateMoments, fred, used_examples
+from jaxpfl.algorithms.fred.query import by_embedding, by_label, moments
 from jaxpfl.algorithms.fred.scores import visible
 from jaxpfl.data import open as open_population
 from jaxpfl.data.columns import concatenated, take
@@ -60,15 +52,15 @@ class Study(base.Study):
 
     @cached_property
     def moments(self) -> FredPlan:
-        privacy, number = self.config.privacy, len(self.clients)
-        settings: Any = {"max_examples": self.config.max_examples, "population": number}
-        settings["shares"] = self.config.shares
-        if self.config.labels is not None:
+        privacy, config = self.config.privacy, self.config
+        settings: Any = {"max_examples": config.max_examples, "shares": config.shares}
+        if config.labels is None:
+            settings["population"] = len(self.clients)
+        else:
             # How many clients each label has is private.
-            settings |= {"population": None, "labels": len(self.config.labels.names)}
+            settings["labels"] = len(config.labels.names)
         if not privacy.private:
             return FredPlan.without_privacy(**settings)
-        assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
         cost: Any = {"epsilon": privacy.epsilon, "delta": privacy.delta}
         return FredPlan.calibrated(**cost, **settings, noise=privacy.noise)
 
@@ -107,21 +99,17 @@ class Study(base.Study):
         return released
 
     def shown(
-        self,
-        pool_DxDs: Mapping[str, np.ndarray],
-        released: Mapping[str, dict[str, PrivateMoments]],
+        self, pool_DxDs: Mapping[str, np.ndarray], released: Mapping[str, dict[str, PrivateMoments]]
     ) -> dict[str, dict[str, PrivateMoments]]:
         """Of each label the embedders by which noise hides not all of its texts, and the judge.
 
         Labels without one are left out. Refuses clients of whom it hides all.
         """
-        shown = {
-            label: {
-                name: part for name, part in of.items() if name == JUDGE or visible(part)[0].size
-            }
-            for label, of in released.items()
-        }
-        shown = {label: of for label, of in shown.items() if of.keys() - {JUDGE}}
+        shown = {}
+        for label, of in released.items():
+            parts = {name: p for name, p in of.items() if name == JUDGE or visible(p)[0].size}
+            if parts.keys() - {JUDGE}:
+                shown[label] = parts
         if not shown:
             most = max(released.values(), key=lambda of: of["embedding"].moments.count)
             self.require_visible(pool_DxDs, most)
@@ -168,16 +156,11 @@ class Study(base.Study):
                 )
 
     def describe(self) -> description.Description:
-        number, writer = len(self.clients), self.config.writer
-        embedders = self.config.embedders
-        release, notes = description.moments_release(self.moments, number, embedders)
-        return description.Description(
-            models={} if writer is None else {"writer": sized(writer)},
-            rounds={} if release is None else {"moments": release},
-            releases={"moments": description.PlannedRelease.of_moments(self.moments, number)},
-            sources={f"corpora.{name}": source for name, source in self.config.corpora.items()},
-            notes=notes,
-        )
+        config, number = self.config, len(self.clients)
+        look = description.of_moments("moments", self.moments, number, config.embedders)
+        models = {} if config.writer is None else {"writer": sized(config.writer)}
+        sources = {f"corpora.{name}": source for name, source in config.corpora.items()}
+        return replace(look, models=models, sources=sources)
 
 
 def labelled(clients: Population, labels: LabelsConfig, rule: Cut) -> Population:
@@ -207,7 +190,6 @@ def labelled(clients: Population, labels: LabelsConfig, rule: Cut) -> Population
 
 
 def prepare(config: Config) -> Study:
-    """Reads clients and corpora, and refuses what cannot be carried out; nothing is released."""
     clients = build.read_clients(config.data)
     train = build.split_clients(clients, config.data)["train"]
     content, rule, corpora = PrivateContent(train), Cut.without_model(config.cut), {}

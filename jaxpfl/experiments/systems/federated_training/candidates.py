@@ -20,6 +20,8 @@ from jaxpfl.experiments.systems.federated_training.config import CHOSEN, Config
 from jaxpfl.text.cut import Cut
 from jaxpfl.text.embed import Embedder, embed, embeddings_of
 
+Encode = Callable[[Population], Population]
+
 ALONE = "public"
 """The name of the only candidate, `data.public`, where there is no `fred` section."""
 
@@ -85,23 +87,25 @@ class Candidates:
         Raises:
           InputError: a source has too few, or none is held out.
         """
-        parts = {}
-        for source, number in _apportion(self.shares[name], settings.examples).items():
+        # Whole numbers in the proportions of the shares, by the largest remainder method.
+        exact = {source: share * settings.examples for source, share in self.shares[name].items()}
+        numbers, parts = {source: int(number) for source, number in exact.items()}, {}
+        by_remainder = sorted(exact, key=lambda source: (numbers[source] - exact[source], source))
+        for source in by_remainder[: settings.examples - sum(numbers.values())]:
+            numbers[source] += 1
+        for source, number in numbers.items():
             if number > (available := self.populations[source].num_examples):
                 needed = f"{number} examples of {self.sources[source]!r}, which has {available}"
                 raise InputError(f"candidate {name!r} needs {needed}: lower prefinetune.examples")
-            parts[source] = number, round(settings.valid * number)
+            if number:
+                parts[source] = number, round(settings.valid * number)
         if not any(held_out for _, held_out in parts.values()):
             problem = f"holds out no example of candidate {name!r}: raise prefinetune.examples"
             raise InputError(f"prefinetune.valid = {settings.valid:g} {problem}")
         return parts
 
     def corpus(
-        self,
-        name: str,
-        settings: PrefinetuneConfig,
-        columns: tuple[str, ...],
-        encode: Callable[[Population], Population],
+        self, name: str, settings: PrefinetuneConfig, columns: tuple[str, ...], encode: Encode
     ) -> Corpus:
         """The randomly drawn examples, held-out ones included, that a candidate is prefinetuned on.
 
@@ -113,45 +117,42 @@ class Candidates:
         """
         train, valid = [], []
         for source, (number, held_out) in self.parts(name, settings).items():
-            needed = ("text",) if "tokens" in columns else columns
             rows = self._order(source)[:number]
-            examples = encode(self._examples(source, needed, rows)).columns
+            examples = encode(self._examples(source, columns, rows)).columns
             train.append({column: examples[column][held_out:] for column in columns})
             valid.append({column: examples[column][:held_out] for column in columns})
         return Corpus(name, *(_joined(parts, columns) for parts in (train, valid)))
 
     def chosen(
-        self,
-        rows_M: np.ndarray,
-        settings: PrefinetuneConfig,
-        columns: tuple[str, ...],
-        encode: Callable[[Population], Population],
+        self, rows_M: np.ndarray, valid: float, columns: tuple[str, ...], encode: Encode
     ) -> Corpus:
-        """As `corpus`, of rows that were chosen of all sources' `sample`s, one after another."""
-        needed = ("text",) if "tokens" in columns else columns
+        """As `corpus`, of rows that were chosen of all sources' `sample`s, one after another.
+
+        The fraction `valid` of them is held out.
+        """
         pool = {source: self._sampled(source) for source in self.sources}
         rows = rows_by_corpus(rows_M, {source: len(sampled) for source, sampled in pool.items()})
         parts = [
-            encode(self._examples(source, needed, pool[source][of_source])).columns
+            encode(self._examples(source, columns, pool[source][of_source])).columns
             for source, of_source in rows.items()
             if len(of_source)
         ]
         joined = _joined(parts, columns).items()
         order = generator_of(f"chosen {self.seed}").permutation(len(rows_M))
-        halves = np.split(order, [round(settings.valid * len(rows_M))])
-        valid, train = ({column: values[half] for column, values in joined} for half in halves)
-        return Corpus(CHOSEN, train, valid)
+        halves = np.split(order, [round(valid * len(rows_M))])
+        held_out, train = ({column: values[half] for column, values in joined} for half in halves)
+        return Corpus(CHOSEN, train, held_out)
 
     def _sampled(self, source: str) -> np.ndarray:
         """The rows of a source's `sample`, ascending."""
         return np.sort(self._order(source)[: self.most])
 
     def _examples(self, source: str, columns: tuple[str, ...], rows: np.ndarray) -> Population:
-        """Some examples of a source, as one client."""
-        population = self.populations[source]
+        """Some examples of a source, as one client; "tokens" are made of their "text"."""
+        population, read = self.populations[source], ("text",) if "tokens" in columns else columns
         if not population.num_examples:
             raise InputError(f"candidate {source!r} has no examples")
-        values = {column: take(population.column(column), rows) for column in columns}
+        values = {column: take(population.column(column), rows) for column in read}
         return Population(values, np.array([0, len(rows)]), [source], source)
 
     def _order(self, source: str) -> np.ndarray:
@@ -162,13 +163,3 @@ class Candidates:
 
 def _joined(parts: Sequence[Mapping], columns: tuple[str, ...]) -> dict[str, np.ndarray]:
     return {column: np.concatenate([part[column] for part in parts]) for column in columns}
-
-
-def _apportion(shares: Mapping[str, float], total: int) -> dict[str, int]:
-    """Splits `total` into whole numbers in these proportions, by the largest remainder method."""
-    exact = {name: share * total for name, share in shares.items()}
-    counts = {name: int(value) for name, value in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))
-    for name in by_remainder[: total - sum(counts.values())]:
-        counts[name] += 1
-    return {name: count for name, count in counts.items() if count}

@@ -74,8 +74,18 @@ class FredConfig(Checked):
             if not name or name.startswith(".") or "/" in name or other != name:
                 expected = "a file name without a leading dot, unique with _ in place of spaces"
                 raise InputError(f"a name in fred.candidates must be {expected}, found {name!r}")
-            if isinstance(candidate, Mapping):
-                self._check_mixture(f"fred.candidates.{name}", candidate)
+            if isinstance(candidate, str):
+                continue
+            for part, share in candidate.items():
+                if part not in self.sources:
+                    sources = ", ".join(map(repr, self.sources)) or "none"
+                    of = f"a mixture of candidates that are sources, which are {sources}"
+                    raise InputError(f"fred.candidates.{name} must be {of}; found {part!r}")
+                checks.non_negative(f"fred.candidates.{name}.{part}", share)
+            total = math.fsum(candidate.values())
+            if not math.isclose(total, 1.0, abs_tol=1e-9):
+                shares = f"the shares of fred.candidates.{name}"
+                raise InputError(f"{shares} must sum to 1, found {total:g}")
 
     @property
     def sources(self) -> dict[str, str]:
@@ -89,17 +99,6 @@ class FredConfig(Checked):
             name: {name: 1.0} if isinstance(value, str) else value
             for name, value in self.candidates.items()
         }
-
-    def _check_mixture(self, key: str, shares: Mapping[str, float]) -> None:
-        for part, share in shares.items():
-            if part not in self.sources:
-                sources = ", ".join(map(repr, self.sources)) or "none"
-                known = f"candidates that are sources, which are {sources}"
-                raise InputError(f"{key} must be a mixture of {known}; found {part!r}")
-            checks.non_negative(f"{key}.{part}", share)
-        total = math.fsum(shares.values())
-        if not math.isclose(total, 1.0, abs_tol=1e-9):
-            raise InputError(f"the shares of {key} must sum to 1, found {total:g}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,23 +12,21 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config import sections
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
-from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine import build
 from jaxpfl.experiments.engine.by_client import Personal
 from jaxpfl.experiments.engine.evaluate import check_examples
-from jaxpfl.experiments.engine.rounds import final_params, planned
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.study import VOCABULARY, Network, Study
-from jaxpfl.experiments.systems.workspace import ledger_path
+from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from jaxpfl.trained import CHARACTERS
 
 
 def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> base.Made:
-    """See `systems.base.System`."""
-    plan, vocabulary = planned(directory, to_mapping(config)), None
+    workspace, vocabulary = Workspace(config, directory), None
+    workspace.planned("")  # refuses another run, or one that is not finished
     if isinstance(config.model, sections.LanguageModelConfig):
         path, digest = directory / VOCABULARY, record["vocabulary_sha256"]
         if not path.exists() or files.sha256_file(path) != digest:
@@ -44,13 +43,8 @@ def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -
         base.require_same(named["path"], "published model", named["sha256"], expected)
     if isinstance(config.model, PublishedDecoderConfig) and config.model.lora is not None:
         adapted, bases = base.exported_base(config.model, "model", "base")
-    params = final_params(
-        directory,
-        network.algorithm(config.training, plan),
-        config.run.seed,
-        ledger=ledger_path(config.privacy, directory),
-        privacy=record["privacy"],
-    )
+    algorithm = partial(network.algorithm, config.training)
+    plan, params = workspace.finished("", algorithm, privacy=record["privacy"])
     source, tested_on = config.data.source, record["tested_on"]
     trained = base.TrainedModel("", network.model, params, words, adapted, fields_of(source))
     ours = next((row for row in record["table"] if row["model"] == OURS), {})

@@ -64,25 +64,22 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
         measures = (number(row[stage][metric]) if row[stage] else "" for stage in stages)
         ours = "this run" if row["rank"] == 1 and fred["choice"] is None else ""
         rows.append((row["rank"], row["candidate"], distance, corrected, interval, *measures, ours))
-    columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
-    columns += [f"{metric} {_STAGES[stage]}" for stage in stages]
+    columns = ("rank", "candidate", "FreD", "without the noise's bias", "interval")
+    columns += (*(f"{metric} {_STAGES[stage]}" for stage in stages), "")
     measured = "FreD: from each candidate to what the private clients hold, as released with noise."
     if stages:
         measured += f" {metric.capitalize()}: on {in_words(tested_on)}."
-    ranks = {stage: rank for stage, rank in fred["spearman"].items() if rank is not None}
+    ranks = [(rank, stage) for stage, rank in fred["spearman"].items() if rank is not None]
     texts = []
     if ranks:
-        by_stage = ", ".join(
-            f"{rank:.2f} {stage} the private rounds" for stage, rank in ranks.items()
-        )
+        by_stage = ", ".join(f"{rank:.2f} {stage} the private rounds" for rank, stage in ranks)
         of = f"({len(candidates)} candidates; 1 = the same order)"
         texts.append(f"Spearman's rank correlation of FreD with {metric}: {by_stage} {of}.")
     if tied := [pair for pair in itertools.pairwise(candidates) if pair[0]["tied"]]:
         pairs = "; ".join(f"{near['candidate']} and {far['candidate']}" for near, far in tied)
         texts.append(f"The noise does not tell which is nearer: {pairs}.")
-    title = "The public corpus, chosen by Frechet distance (FreD)"
-    if fred["choice"] is not None:
-        title = "Public corpora by Frechet distance (FreD)"
+    by = "The public corpus, chosen" if fred["choice"] is None else "Public corpora"
+    title = f"{by} by Frechet distance (FreD)"
     if "statement" in fred:
         figures.append(("fred", title, bars(candidates, stamp)))
         apart = fred["plan"]["unit"] == "example"
@@ -92,11 +89,9 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, metric: str, stamp: str) ->
             "candidates and prefinetuning read public text only. The texts of clients and of "
             f"candidates are cut by one rule: {fred['cut']}."
         )
-    table = Table((*columns, ""), rows, (0, *range(2, len(columns))), 0)
-    return [
-        Section(title, measured, table=table, stamps=[stamp] if stamp else []),
-        Section("", " ".join(texts), figures),
-    ]
+    table = Table(columns, rows, (0, *range(2, len(columns) - 1)), 0)
+    nearest = Section(title, measured, table=table, stamps=[stamp] if stamp else [])
+    return [nearest, Section("", " ".join(texts), figures)]
 
 
 def _simulation(run: RunFiles, record: Mapping[str, Any]) -> Page:
@@ -142,19 +137,17 @@ def ranking(
       "spearman": for each stage, the rank correlation of the corrected FreD with the loss; None
         with fewer than three models, or if one of the two is constant.
     """
+    from scipy.stats import spearmanr
+
     rows = []
     for rank, score in enumerate(scores, start=1):
         metrics = {stage: models.get(score["candidate"]) for stage, models in stages.items()}
         rows.append({"rank": rank, **score, **metrics})
-    return {"candidates": rows, "spearman": {stage: _spearman(rows, stage) for stage in stages}}
-
-
-def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    from scipy.stats import spearmanr
-
-    pairs = [(row["corrected"], row[stage]["loss"]) for row in rows if row[stage] is not None]
-    columns = list(zip(*(pair for pair in pairs if all(map(math.isfinite, pair))), strict=True))
-    # A constant has no ranks to correlate.
-    if not columns or len(columns[0]) < 3 or any(len(set(column)) < 2 for column in columns):
-        return None
-    return float(spearmanr(*columns)[0])  # pyright: ignore[reportArgumentType]
+    correlations = dict.fromkeys(stages)
+    for stage in stages:
+        pairs = [(row["corrected"], row[stage]["loss"]) for row in rows if row[stage] is not None]
+        columns = list(zip(*(pair for pair in pairs if all(map(math.isfinite, pair))), strict=True))
+        # A constant has no ranks to correlate.
+        if columns and len(columns[0]) > 2 and all(len(set(column)) > 1 for column in columns):
+            correlations[stage] = float(spearmanr(*columns)[0])  # pyright: ignore
+    return {"candidates": rows, "spearman": correlations}

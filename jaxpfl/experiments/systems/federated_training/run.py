@@ -7,14 +7,10 @@
 
 Each is stored before the next one is made, and a resumed run reads it. All that is computed from
 FreD's release, such as the choice of the winner, is post-processing and costs no privacy.
-
-`report.html` shows only what the run itself releases. Simulations are the same run from the
-candidates that FreD did not choose, which the privacy statement does not cover: `simulation.html`
-shows them.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 from typing import Any, cast
@@ -23,7 +19,7 @@ import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.fred import FredPlan, moments, score
+from jaxpfl.algorithms.fred import FredPlan, fred, moments, score
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, Interrupted
 from jaxpfl.experiments.central import text_pool
@@ -36,11 +32,10 @@ from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report import chosen
-from jaxpfl.experiments.report.chosen import of_division
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems import RESULT, SIMULATION
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
-from jaxpfl.experiments.systems.federated_training.config import CHOSEN
+from jaxpfl.experiments.systems.federated_training.config import CHOSEN, FredConfig
 from jaxpfl.experiments.systems.federated_training.page import SCORES, Scores, page, ranking
 from jaxpfl.experiments.systems.federated_training.study import FRED, VOCABULARY, Study
 from jaxpfl.experiments.systems.workspace import Workspace, params_digest, restate
@@ -59,7 +54,6 @@ NOTE = (
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
-    """Does what is left to do, and returns the public record."""
     return FederatedTraining(study, workspace).public_record()
 
 
@@ -107,12 +101,11 @@ class FederatedTraining:
 
         def recorded() -> dict[str, Any]:
             self._restate_fred()
-            record = self._record(result)
+            record = files.jsonable(self._record(result))
             if simulates:
                 # What the run releases is complete before a simulation of it begins.
-                written = self.workspace.write_result(record)
-                write_page(directory, page(directory, written))
-            return files.jsonable(record)
+                write_page(directory, page(directory, self.workspace.write_result(record)))
+            return record
 
         record = decide("the record", recorded)
         if simulates:
@@ -122,9 +115,8 @@ class FederatedTraining:
     @cached_property
     def _cut(self) -> Candidates:
         """The candidates as FreD compares them."""
-        settings, candidates = self.config.fred, self.study.candidates
-        assert settings is not None and candidates is not None
-        return candidates.cut(Cut.parse(settings.cut))
+        settings = cast(FredConfig, self.config.fred)
+        return cast(Candidates, self.study.candidates).cut(Cut.parse(settings.cut))
 
     def _fred(self, plan: FredPlan) -> Artifact:
         """The scores of all candidates, the plan and statement of the release, and what it chose.
@@ -132,9 +124,9 @@ class FederatedTraining:
         The array "rows" has the chosen rows of all sources' samples, one after another.
         """
         study, workspace, artifacts = self.study, self.workspace, self._artifacts
-        settings, prefinetuning = self.config.fred, self.config.prefinetune
+        settings = cast(FredConfig, self.config.fred)
+        prefinetuning = cast(PrefinetuneConfig, self.config.prefinetune)
         corpora, embeddings, cautions = {}, {}, []
-        assert settings is not None and prefinetuning is not None
         begun = workspace.directory / "runs" / FRED / "run.json"
 
         def read() -> None:
@@ -146,7 +138,7 @@ class FederatedTraining:
                     number = sum(map(len, embeddings.values()))
                     text_pool.require_larger(number, prefinetuning.examples, "prefinetune.examples")
                 forms = settings.cut, self.config.data.source, settings.sources
-                cautions.extend(of_division(*forms, self._texts))
+                cautions.extend(chosen.of_division(*forms, self._texts))
             elif not begun.exists():
                 scored = f"its release is scored in {artifacts.folder / SCORES}"
                 advice = "restore the folder; nothing was charged"
@@ -159,14 +151,10 @@ class FederatedTraining:
             privacy = PrivacyConfig(private=False)
             if plan.private:
                 privacy = PrivacyConfig(epsilon=plan.epsilon() * (1 + 1e-9), delta=plan.delta)
-        result = workspace.train(
-            study.release,
-            study.clients,
-            name=FRED,
-            privacy=privacy,
-            ledger=ledger,
-            ask=lambda: study.embedded(workspace.progress),
-        )
+        query = fred(plan, units=study.fred_units, dimension=study.embedder.dimension)
+        run: Any = {"name": FRED, "privacy": privacy, "ledger": ledger}
+        run["ask"] = lambda: study.embedded(workspace.progress)
+        result = workspace.train(query, study.clients, **run)
         released = moments(plan, result.state)
         made_from = {"run": result.run, "moments_sha256": params_digest(released.arrays())}
 
@@ -206,19 +194,16 @@ class FederatedTraining:
     def _prefinetuned(self, name: str, settings: PrefinetuneConfig) -> Fitted:
         """The model prefinetuned on a candidate, from the start of the rounds."""
         study, seed = self.study, self.config.run.seed
-        model, candidates = study.network.model, study.candidates
-        assert candidates is not None
+        model, candidates = study.network.model, cast(Candidates, study.candidates)
         start = jax.device_get(initial_state(study.algorithm, seed).params)
         reads = tuple(model.columns or ()), study.encode
 
         def compute() -> Artifact:
-            if name == CHOSEN:
-                assert self.fred is not None
+            if name == CHOSEN and self.fred is not None:
                 shares = self.fred["choice"]["shares"]
-                corpus = self._cut.chosen(self._chosen_rows, settings, *reads)
+                corpus = self._cut.chosen(self._chosen_rows, settings.valid, *reads)
             else:
-                shares = candidates.shares[name]
-                corpus = candidates.corpus(name, settings, *reads)
+                shares, corpus = candidates.shares[name], candidates.corpus(name, settings, *reads)
             how: Any = {"seed": seed, "progress": self.workspace.progress}
             fitted = prefinetune(model, start, corpus, settings, **how)
             record = {
@@ -255,6 +240,11 @@ class FederatedTraining:
         elif self.fred is not None:
             # FreD was charged to this ledger, and to no other.
             prior = (self.fred["run"],)
+        sentences, words = None, study.vocabulary or study.network.published
+        if every and words is not None and (number := config.evaluation.sentences):
+            longest = cast(Any, config.model).sequence_length
+            how: Any = {"seed": config.run.seed, "number": number, "max_tokens": longest}
+            sentences = sentences_of(study.network.model, words, **how)
         return self.workspace.train(
             algorithm,
             study.train,
@@ -263,7 +253,7 @@ class FederatedTraining:
             tracking=Tracking(
                 evaluate=self._evaluator("validation", study.valid) if every else None,
                 evaluate_every=max(1, every),
-                sentences=self._sentences() if every else None,
+                sentences=sentences,
                 checkpoint_every=config.run.checkpoint_every,
                 progress=self.workspace.progress,
                 on_round=[] if config.keep_best is None else [config.keep_best],
@@ -272,14 +262,6 @@ class FederatedTraining:
             prior=prior,
             note=note,
         )
-
-    def _sentences(self) -> Callable[[Any, int], list[str]] | None:
-        network, settings = self.study.network, cast(Any, self.config.model)
-        words, number = self.study.vocabulary or network.published, self.config.evaluation.sentences
-        if not number or words is None:
-            return None
-        seed, longest = self.config.run.seed, settings.sequence_length
-        return sentences_of(network.model, words, seed=seed, number=number, max_tokens=longest)
 
     def _record(self, result: Result) -> dict[str, Any]:
         evaluator, study, directory = self._test_evaluator, self.study, self.workspace.directory
@@ -292,15 +274,15 @@ class FederatedTraining:
             if study.fred.unit == "example":
                 apart = f"FreD's release, on a ledger of its own: {fred['statement']}"
                 record["privacy"] = f"{result.privacy}; {apart}"
-            assert self.config.fred is not None
+            candidates = cast(FredConfig, self.config.fred).candidates
             rows = {row["candidate"]: row for row in scores}
             for name, entry in (("fred", "distance"), ("fred_corrected", "corrected")):
-                record["metrics"][name] = {c: rows[c][entry] for c in self.config.fred.candidates}
+                record["metrics"][name] = {c: rows[c][entry] for c in candidates}
         if study.vocabulary is not None:
             digest = files.sha256_file(directory / VOCABULARY)
         return {
             **record,
-            "tested_on": None if evaluator is None else evaluator.name,
+            "tested_on": evaluator and evaluator.name,
             "table": [] if evaluator is None else self._table(result, evaluator),
             "fred": fred,
             "published_model": study.network.published_as,
@@ -319,9 +301,8 @@ class FederatedTraining:
     def _table(self, result: Result, evaluator: Evaluator) -> list[dict[str, Any]]:
         """Scores the models, and word frequencies, on the same declared-public test clients."""
         study, untrained = self.study, self.study.algorithm
-        private = not self.workspace.stamp
-        assert untrained.params is not None
-        params = untrained.params(initial_state(untrained, self.config.run.seed))
+        private, params_of = not self.workspace.stamp, cast(Any, untrained.params)
+        params = params_of(initial_state(untrained, self.config.run.seed))
         name = "untrained" if study.network.published_as is None else "the published model"
         table = [{"model": name, "private": True, **evaluator(params).result()}]
         if study.vocabulary is not None and study.valid.num_examples:
@@ -356,10 +337,7 @@ class FederatedTraining:
             table.append({**row, **after.get(name, {})})
 
         def write() -> None:
-            record: dict[str, Any] = {
-                "tested_on": None if evaluator is None else evaluator.name,
-                "table": table,
-            }
+            record: dict[str, Any] = {"tested_on": evaluator and evaluator.name, "table": table}
             if self.fred is not None:
                 stages = {"before": self._before, "after": after}
                 ranked = ranking(self.fred["scores"], stages)

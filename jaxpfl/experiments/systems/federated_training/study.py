@@ -7,15 +7,16 @@ frozen base, and the parameters that clients train, send and clip are the adapte
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.canaries import TrainingCanaries
-from jaxpfl.algorithms.fred import FredPlan, fred, used_examples
+from jaxpfl.algorithms.fred import FredPlan, used_examples
 from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
@@ -23,16 +24,12 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedDecoderConfig, PublishedWeights
-from jaxpfl.experiments.config.sections import (
-    EvaluationConfig,
-    LanguageModelConfig,
-    TrainingConfig,
-)
+from jaxpfl.experiments.config.sections import EvaluationConfig, LanguageModelConfig, TrainingConfig
 from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
-from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.federated_training.config import Config, FredConfig
 from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.federated.audits.rehearsal import Rehearsed, rehearse
 from jaxpfl.models import adapter_trees
@@ -47,7 +44,7 @@ from jaxpfl.text.embed import Embedder, embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.base import text_rows
-from jaxpfl.text.tokenisers.public_words import of_size, public_words
+from jaxpfl.text.tokenisers.public_words import of_size
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 FRED = "FreD"
@@ -167,16 +164,14 @@ class Study(base.Study):
     @property
     def fred_units(self) -> int:
         """The units of FreD's release; made-up clients have as many examples as are used."""
-        number, settings = len(self.clients), self.config.fred
-        assert settings is not None
-        example = self.fred_clients.num_examples or number * settings.max_examples
-        return example if settings.unit == "example" else number
+        number, settings = len(self.clients), cast(FredConfig, self.config.fred)
+        examples = self.fred_clients.num_examples or number * settings.max_examples
+        return examples if settings.unit == "example" else number
 
     @cached_property
     def fred_clients(self) -> Population:
         """The training clients, PRIVATE, with their texts cut as FreD compares them."""
-        assert self.config.fred is not None
-        return Cut.parse(self.config.fred.cut).population(self.clients)
+        return Cut.parse(cast(FredConfig, self.config.fred).cut).population(self.clients)
 
     def fred_ledger(self, directory: Path) -> Path:
         """The ledger of FreD's release: its own where its unit is not that of the rounds."""
@@ -204,19 +199,12 @@ class Study(base.Study):
 
     @cached_property
     def embedder(self) -> Embedder:
-        assert self.config.fred is not None
-        return embedder(self.config.fred.embedder)
-
-    @cached_property
-    def release(self) -> Algorithm:
-        """FreD's release, of `embedded` clients."""
-        assert self.fred is not None
-        return fred(self.fred, units=self.fred_units, dimension=self.embedder.dimension)
+        return embedder(cast(FredConfig, self.config.fred).embedder)
 
     def embedded(self, progress: bool) -> Population:
         """The clients with the embeddings that FreD's release reads, which may take long."""
-        assert self.fred is not None
-        used = used_examples(self.fred_clients, self.fred, self.config.data.split_seed)
+        plan = cast(FredPlan, self.fred)
+        used = used_examples(self.fred_clients, plan, self.config.data.split_seed)
         return embed(used, self.embedder, progress=progress)
 
     @cached_property
@@ -225,8 +213,7 @@ class Study(base.Study):
         config, fred = self.config, self.fred
         if fred is not None and not (fred.private and fred.unit == "client"):
             fred = None
-        prior = fred and fred.guarantee().event
-        number = len(self.clients)
+        prior, number = fred and fred.guarantee().event, len(self.clients)
         return build.build_plan(config.privacy, config.training, number, prior, config.simulated)
 
     @cached_property
@@ -265,15 +252,12 @@ class Study(base.Study):
 
     def describe(self) -> description.Description:
         models, rounds = self._describe_training()
-        releases, notes, together = {}, (), {}
-        fred, settings = self.fred, self.config.fred
-        if fred is not None and settings is not None:
-            units = self.fred_units
-            releases["FreD"] = description.PlannedRelease.of_moments(fred, units)
-            embedders = {"embedding": settings.embedder}
-            release, notes = description.moments_release(fred, units, embedders)
-            if release is not None:
-                rounds = {"FreD": release} | rounds
+        releases, notes, together, sources = {}, (), {}, {}
+        if (fred := self.fred) is not None:
+            settings, units = cast(FredConfig, self.config.fred), self.fred_units
+            sources = {f"fred.candidates.{name}": path for name, path in settings.sources.items()}
+            look = description.of_moments("FreD", fred, units, {"embedding": settings.embedder})
+            rounds, releases, notes = {**look.rounds, **rounds}, dict(look.releases), look.notes
             if fred.unit == "example":
                 assumed = "" if self.clients.num_examples else f"ASSUMED {units:,} examples. "
                 notes = (*notes, f"{assumed}FreD has a ledger of its own: {fred.statement()}")
@@ -286,8 +270,6 @@ class Study(base.Study):
             algorithm = partial(build.build_algorithm, training=training)
             questions = partial(TrainingCanaries, algorithm)
         releases["rounds"] = description.PlannedRelease.of_rounds(self.plan, questions)
-        candidates = {} if settings is None else settings.sources
-        sources = {f"fred.candidates.{name}": source for name, source in candidates.items()}
         return description.Description(models, rounds, releases, sources, together, notes)
 
     def _describe_training(self) -> tuple[dict[str, description.Sized], dict[str, Rehearsed]]:
@@ -317,10 +299,6 @@ class Study(base.Study):
 
 
 def prepare(config: Config) -> Study:
-    """Reads the data, splits it by client, and refuses what cannot be carried out.
-
-    Nothing is trained, released or written yet.
-    """
     clients = build.read_clients(config.data)
     parts = build.split_clients(clients, config.data)
     train, public, candidates, vocabulary = parts["train"], parts["public"], None, None
@@ -331,7 +309,17 @@ def prepare(config: Config) -> Study:
     if config.prefinetune is not None:
         candidates = Candidates.of(config, public, private)
     if isinstance(config.model, LanguageModelConfig):
-        vocabulary = _vocabulary(config, config.model.vocab_size, candidates, public, private)
+        # Of `data.vocabulary`, of `data.public` or of all candidates, which are public.
+        size, source = config.model.vocab_size, config.data.vocabulary
+        if source is None and config.data.public is not None:
+            source = build.open_public(config.data.public, public, private, "data.public")
+        if source is not None:
+            vocabulary = build.public_vocabulary(source, public, private, size)
+        elif candidates is not None:
+            name = f"the candidates {', '.join(candidates.sources)}"
+            samples = (candidates.sample(source, "text") for source in candidates.sources)
+            texts = chain.from_iterable(sample.columns["text"].to_pylist() for sample in samples)
+            vocabulary = of_size(Vocabulary.from_texts(texts, size, source=name), size, name)
     study = Study(config, train, held_out, candidates, vocabulary)
     model = study.network.model
     if study.network.published is None:
@@ -348,26 +336,3 @@ def prepare(config: Config) -> Study:
     # Each refuses what cannot be read, calibrated, or shared out among the devices.
     _ = study.train, study.valid, study.test, study.algorithm
     return study
-
-
-def _vocabulary(
-    config: Config,
-    size: int,
-    candidates: Candidates | None,
-    public: Population,
-    private: PrivateContent,
-) -> Vocabulary:
-    """The words of `data.vocabulary`, of `data.public` or of all candidates, which are public."""
-    data = config.data
-    if data.vocabulary is not None:
-        return build.public_vocabulary(data.vocabulary, public, private, size)
-    if data.public is not None:
-        return public_words(build.open_public(data.public, public, private, "data.public"), size)
-    assert candidates is not None, "the config checks it"
-    name = f"the candidates {', '.join(candidates.sources)}"
-    texts = (
-        text
-        for source in candidates.sources
-        for text in candidates.sample(source, "text").columns["text"].to_pylist()
-    )
-    return of_size(Vocabulary.from_texts(texts, size, source=name), size, name)

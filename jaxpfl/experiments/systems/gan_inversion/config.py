@@ -72,8 +72,8 @@ class SelectionConfig(Checked):
 
     def check_fields(self) -> None:
         if not 0 < self.low <= self.high < 100:
-            expected, given = "percentiles with 0 < low <= high < 100", (self.low, self.high)
-            raise InputError(f"selection.low and selection.high must be {expected}, found {given}")
+            expected, pair = "percentiles with 0 < low <= high < 100", (self.low, self.high)
+            raise InputError(f"selection.low and selection.high must be {expected}, found {pair}")
         given = (self.column is not None, len(set(self.values or ())) > 1)
         if given != ((self.by == "slice"),) * 2 or len(set(self.values or ())) != len(self.slices):
             expected = "selection.column and at least two different selection.values"
@@ -97,7 +97,7 @@ class InversionConfig(Checked):
 
 
 @dataclass(frozen=True)
-class GanInversionConfig(Checked):
+class Config(Checked):
     """GANs that are trained on what a classifier gets wrong and right reveal inverted pixels.
 
     `training.clients_per_round` is the expected number of SELECTED clients in a round. It and the

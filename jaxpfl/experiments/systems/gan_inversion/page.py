@@ -26,7 +26,6 @@ _BEFORE = {"before": "before the bug", "bug": _PHASES["bug"]}
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
-    """Draws the pictures from the record and the public files of the study."""
     selection, runs, stamp = record["selection"], record["runs"], record["stamp"]
     sides = dict(_SIDES[selection["by"]])
     if selection["by"] == "slice":

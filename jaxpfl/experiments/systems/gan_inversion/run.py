@@ -1,56 +1,116 @@
 """Carries out the study of inverted pixels: accuracies, GANs, images."""
 
 import dataclasses
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from scipy.special import rel_entr, softmax
 
 from jaxpfl import files
+from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.federated_metrics import COLUMN, Rates, ReleasedMetrics, with_correct
-from jaxpfl.data.corruptions import invert_pixels, inverted
+from jaxpfl.algorithms.frechet import Reference, moments
+from jaxpfl.data import selection
+from jaxpfl.data.corruptions import inverted
 from jaxpfl.data.population import Population
-from jaxpfl.data.selection import (
-    classified_examples,
-    examples_of_slice,
-    examples_of_users,
-    random_examples,
-)
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.training import fit_adam
+from jaxpfl.experiments.engine.description import made_up
 from jaxpfl.experiments.engine.setting import Result
-from jaxpfl.experiments.records.artifacts import Artifact
-from jaxpfl.experiments.systems.gan_inversion.config import (
-    SCORES,
-    GanInversionConfig,
-    SelectionConfig,
-)
-from jaxpfl.experiments.systems.gan_inversion.evaluator import ImageEvaluator, image_evaluator
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems.gan_inversion.config import SCORES, Config, SelectionConfig
 from jaxpfl.experiments.systems.gan_inversion.study import LEAST_SHARE, SIDES, Study
-from jaxpfl.experiments.systems.workspace import Workspace, ledger_path, params_digest, restate
-from jaxpfl.federated.clients.evaluation import correct_examples
-from jaxpfl.models.classifiers import CNN
+from jaxpfl.experiments.systems.workspace import (
+    Workspace,
+    ledger_path,
+    params_digest,
+    restate,
+    stored_params,
+)
+from jaxpfl.federated.clients.evaluation import correct_examples, logits
+from jaxpfl.models.classifiers import CNN, classifier_cnn
 from jaxpfl.models.gan import sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
+from jaxpfl.privacy.plan import Plan
 
 IMAGES = "images"
 """The artifact of what the finished GANs draw, and of public images beside it."""
 
-_PAGE_IMAGES = 64
+_PAGE_IMAGES, _MOST_TESTED = 64, 5_000
 
 Limits = dict[str, Any] | None
 """The thresholds of users' accuracy, or the values of the slices, by side."""
 
 
+@dataclass(frozen=True)
+class ImageEvaluator:
+    """PUBLIC models that score images: the primary one, and one that calls inverted ones 1.
+
+    Attributes:
+      image, label: PUBLIC examples that trained no classifier, if there are others.
+      learned: the PUBLIC images that trained the primary one.
+      how: how a classifier is trained, arguments of `fit_adam`.
+    """
+
+    classifier: tuple[CNN, Any] = field(repr=False)
+    polarity: tuple[CNN, Any] = field(repr=False)
+    image: np.ndarray = field(repr=False)
+    label: np.ndarray = field(repr=False)
+    learned: np.ndarray = field(repr=False)
+    how: dict[str, Any] = field(repr=False)
+    digest: str
+
+    @cached_property
+    def accuracy(self) -> float:
+        """Of the classifier on these examples."""
+        return self.accuracy_of(self.classifier[1])
+
+    @cached_property
+    def _normal(self) -> Reference:
+        return Reference(moments(logits(*self.classifier, self.image), np.inf))
+
+    def score(self, images_NxHxWxC: np.ndarray) -> dict[str, float]:
+        """Scores a set of images with values in 0 .. 1.
+
+        "inverted_share" is the share of images that the polarity model calls inverted, and
+        "classifier_score" that of the primary model, which is high for clear images of all classes
+        (Salimans et al. 2016, used in this way by Augenstein et al.). "frechet" is the Frechet
+        distance between the primary model's logits of these images and of public ones.
+        "labelled_accuracy" is that, on public images, of a classifier which is trained on these
+        images as the primary model labels them, in place of people (task T5 of Augenstein et al.).
+        """
+        logits_NxK = logits(*self.classifier, images_NxHxWxC)
+        classes = np.argmax(logits(*self.polarity, images_NxHxWxC), axis=-1)
+        columns = {"image": images_NxHxWxC, "label": logits_NxK.argmax(axis=-1).astype(np.int32)}
+        student = fit_adam(self.classifier[0], columns, **self.how)
+        # A generator that diverged has no moments.
+        finite = bool(np.isfinite(logits_NxK).all())
+        return {
+            "inverted_share": float(np.mean(classes == 1)),
+            "classifier_score": classifier_score(logits_NxK),
+            "frechet": self._normal.distance(moments(logits_NxK, np.inf)) if finite else np.nan,
+            "labelled_accuracy": self.accuracy_of(student),
+        }
+
+    def accuracy_of(self, params: Any) -> float:
+        """The accuracy of a classifier with these parameters on the public examples."""
+        classes = np.argmax(logits(self.classifier[0], params, self.image), axis=-1)
+        return float(np.mean(classes == self.label))
+
+
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
-    """Does what is left to do, and returns the public record."""
     config, public = study.config, study.public
     evaluator = image_evaluator(config, public, workspace.artifacts())
     ledger = ledger_path(config.privacy, workspace.directory)
-    accuracy = partial(_accuracy, study, workspace, evaluator)
     released, limits = {}, None
     for name in study.counted:
-        released[name] = accuracy(name)
+        released[name] = _accuracy(study, workspace, evaluator, name)
         # Refuses what cannot be used before the next release is charged.
         limits = limits_of(released, config.selection)
     results, records, plans = {}, {}, []
@@ -64,7 +124,7 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
         if config.selection.by == "client" and limits is not None:
             share = matching_share(released[used[-1]], side, limits)
         prior = () if limits is None else tuple(released[counted]["run"] for counted in used)
-        clients = _clients(study, phase)
+        clients = study.clients_in(phase)
         what = "random examples" if side == "random" else f"{side} accuracy"
         results[name] = workspace.train(
             study.gan(share)._replace(name=f"GAN {phase}, {what}"),
@@ -109,28 +169,32 @@ def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
     }
 
 
-def _clients(study: Study, phase: str) -> Population:
-    """The clients with the bug, or before it and after its fix."""
-    bug, clients, column = study.config.bug, study.clients, study.config.selection.column
-    if phase != "bug":
-        return clients
-    struck = None
-    if bug.value is not None and column is not None:
-        struck = examples_of_slice(clients, column, bug.value)
-    return invert_pixels(clients, bug.probability, study.config.run.seed, struck)
+def made(directory: Path, config: Config, record: Mapping[str, Any], **_: Any) -> base.Made:
+    """The GANs, each in a folder of its own; see `systems.base.System`."""
+    models, plan, workspace = [], None, Workspace(config, directory)
+    for name, about in record["runs"].items():
+
+        def gan(plan: Plan, share: float = about["share"]) -> Algorithm:
+            return Study(config, made_up(plan.population)).gan(share)
+
+        plan, params = workspace.finished(name, gan, privacy=about["privacy"])
+        models.append(base.TrainedModel(name, config.gan.model, params))
+    trained_on = base.trained_on(config.data.source)
+    return base.Made(tuple(models), plan, record["stamp"], trained_on, scores={})
 
 
 def _accuracy(
     study: Study, workspace: Workspace, evaluator: ImageEvaluator, name: str
 ) -> dict[str, Any]:
-    settings, clients = study.config.selection, _clients(study, name)
+    settings, clients = study.config.selection, study.clients_in(name)
 
     def examples() -> Population:
         correct = correct_examples(*evaluator.classifier, clients)
         if settings.by != "slice" or settings.column is None:
             return with_correct(clients, correct)
         # Each example's row of pairs (right, wrong) of the slices, float32 [examples, 2 slices].
-        slices = [examples_of_slice(clients, settings.column, value) for value in settings.slices]
+        inside_of = partial(selection.examples_of_slice, clients, settings.column)
+        slices = [inside_of(value) for value in settings.slices]
         pairs = [inside & outcome for inside in slices for outcome in (correct, ~correct)]
         return clients.with_columns({COLUMN: np.stack(pairs, axis=1).astype(np.float32)})
 
@@ -204,26 +268,23 @@ def limits_of(released: dict[str, Any], settings: SelectionConfig) -> Limits:
 
 
 def selected_examples(
-    population: Population,
-    side: str,
-    classifier: tuple[CNN, Any],
-    config: GanInversionConfig,
-    limits: Limits,
+    population: Population, side: str, classifier: tuple[CNN, Any], config: Config, limits: Limits
 ) -> Population:
     """The clients with only the images that a GAN is trained on, as their devices would choose."""
     settings = config.selection
     limit: Any = None if limits is None else limits.get(side)
     if side == "random":
-        chosen = random_examples(population, settings.fraction, config.run.seed)
+        chosen = selection.random_examples(population, settings.fraction, config.run.seed)
     elif settings.column is not None:
-        chosen = examples_of_slice(population, settings.column, limit)
+        chosen = selection.examples_of_slice(population, settings.column, limit)
     else:
         correct, low = correct_examples(*classifier, population), side == "low"
         if limits is None:
             outcome = "incorrect" if low else "correct"
-            chosen = classified_examples(population, correct, outcome, settings.at_least)
+            chosen = selection.classified_examples(population, correct, outcome, settings.at_least)
         else:
-            chosen = examples_of_users(population, correct, "below" if low else "above", limit)
+            where = "below" if low else "above"
+            chosen = selection.examples_of_users(population, correct, where, limit)
     selected = population.keeping(chosen)
     return selected.with_columns({"image": selected.columns["image"]})
 
@@ -238,3 +299,46 @@ def matching_share(released: dict[str, Any], side: str, thresholds: dict[str, An
         return LEAST_SHARE
     below = np.interp(thresholds[side], released["plan"]["edges"], cumulative) / cumulative[-1]
     return float(np.clip(below if side == "low" else 1.0 - below, LEAST_SHARE, 1.0))
+
+
+def image_evaluator(config: Config, public: Population, artifacts: Artifacts) -> ImageEvaluator:
+    """Loads the evaluator's models from `artifacts`, or trains them and stores them there.
+
+    A resumed study must use the same parameters: if they were trained again on another machine,
+    they could differ in the last bits and select other examples.
+    """
+    settings, seed = config.classifier, config.run.seed
+    images, labels = (np.asarray(public.columns[name]) for name in ("image", "label"))
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    order = generator.permutation(len(images))
+    rows, others = np.sort(order[: settings.examples]), order[settings.examples :]
+    chosen = generator.random(len(images)) < 0.5
+    mixed = np.where(chosen[:, None, None, None], inverted(images), images)
+    how = {name: getattr(settings, name) for name in ("batch_size", "learning_rate")}
+    how |= {"seed": seed}
+    models: dict[str, tuple[CNN, Any]] = {}
+    for name, classes, epochs, image, label in (
+        ("classifier", settings.classes, settings.epochs, images[rows], labels[rows]),
+        ("polarity", 2, 1, mixed, chosen),
+    ):
+        model = classifier_cnn(config.gan.model.image_shape, classes)
+        columns = {"image": image, "label": label.astype(np.int32)}
+        train = partial(fit_adam, model, columns, epochs=epochs, **how)
+        models[name] = (model, stored_params(artifacts, name, model, train))
+    # The classifier is tested on examples that did not train it, if there are any.
+    tested = np.sort((others if len(others) else order)[:_MOST_TESTED])
+    return ImageEvaluator(
+        **models,
+        image=images[tested],
+        label=labels[tested],
+        learned=images[rows],
+        how={**how, "epochs": settings.epochs},
+        digest=" ".join(artifacts.sha256(name) for name in models),
+    )
+
+
+def classifier_score(logits_NxC: np.ndarray) -> float:
+    """Returns exp(mean KL(p(y|x) || p(y))) of a classifier's logits: a number in 1 .. classes."""
+    p_NxC = softmax(logits_NxC.astype(np.float64), axis=-1)
+    divergence_N = rel_entr(p_NxC, p_NxC.mean(axis=0)).sum(axis=-1)
+    return float(np.exp(divergence_N.mean()))

@@ -10,10 +10,8 @@ Everything concerns the same clients, happens in this order and is charged to on
     with the bug      a second histogram; GANs "bug_low" and "bug_high"
     after the fix     GANs "fixed_low" and "fixed_high"
 
-If examples are selected instead of clients, the page only shows the histograms. If slices are, a
-private count of each slice's right and wrong examples takes the histograms' place, and with the bug
-says which slices the GANs are trained on. For random examples nothing is counted, and the GANs are
-"bug_random" and "fixed_random".
+If slices are selected instead of clients, counts take the histograms' place, and the second says
+which slices; for random examples nothing is counted, and the GANs are "bug_random", "fixed_random".
 
     artifacts/         models of the evaluator, generated images
     runs/NAME/         the run of each GAN, with a report of its own
@@ -37,12 +35,14 @@ from jaxpfl.algorithms.federated_metrics import (
     federated_sums,
     plan_of_everyone,
 )
+from jaxpfl.data.corruptions import invert_pixels
+from jaxpfl.data.population import Population
 from jaxpfl.data.selection import examples_of_slice
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine import build, description
 from jaxpfl.experiments.engine.evaluate import check_examples
 from jaxpfl.experiments.systems import base
-from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
+from jaxpfl.experiments.systems.gan_inversion.config import Config
 from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.federated.audits.rehearsal import column, rehearse
 from jaxpfl.models.classifiers import classifier_cnn
@@ -67,7 +67,7 @@ _HISTOGRAM_SHARE = 0.8
 class Study(base.Study):
     """The accuracies and the GANs, of private clients; `public`: the clients declared public."""
 
-    config: GanInversionConfig
+    config: Config
     public: Any = field(default=None, repr=False)
 
     @cached_property
@@ -76,13 +76,9 @@ class Study(base.Study):
         return {"accuracy": self.release, **gan} if self.counted else gan
 
     @property
-    def sides(self) -> tuple[str, ...]:
-        """What the GANs of a phase are trained on."""
-        return ("random",) if self.config.selection.by == "random" else SIDES
-
-    @property
     def gans(self) -> tuple[str, ...]:
-        return tuple(f"{phase}_{side}" for phase in PHASES for side in self.sides)
+        sides = ("random",) if self.config.selection.by == "random" else SIDES
+        return tuple(f"{phase}_{side}" for phase in PHASES for side in sides)
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -93,6 +89,16 @@ class Study(base.Study):
     def shares(self) -> tuple[float, ...]:
         """The largest and least share of clients that may match; 1 unless clients are selected."""
         return (1.0, LEAST_SHARE) if self.config.selection.by == "client" else (1.0,)
+
+    def clients_in(self, phase: str) -> Population:
+        """The clients with the bug, or before it and after its fix."""
+        bug, clients, column = self.config.bug, self.clients, self.config.selection.column
+        if phase != "bug":
+            return clients
+        struck = None
+        if bug.value is not None and column is not None:
+            struck = examples_of_slice(clients, column, bug.value)
+        return invert_pixels(clients, bug.probability, self.config.run.seed, struck)
 
     @cached_property
     def accuracy_plan(self) -> MetricsPlan:
@@ -125,8 +131,8 @@ class Study(base.Study):
         """A plan whose rounds expect `training.clients_per_round` clients of this PUBLIC share."""
         training, number = self.config.training, len(self.clients)
         sampled = min(number, round(training.clients_per_round / share))
-        training = dataclasses.replace(training, clients_per_round=sampled)
-        return build.build_plan(self.config.privacy, training, number)
+        planned = dataclasses.replace(training, clients_per_round=sampled)
+        return build.build_plan(self.config.privacy, planned, number)
 
     def gan(self, share: float) -> Algorithm:
         """The training of a GAN under `gan_plan`, on what this share of the clients holds."""
@@ -186,8 +192,7 @@ class Study(base.Study):
         return description.Description(models, rounds, releases, together=together)
 
 
-def prepare(config: GanInversionConfig) -> Study:
-    """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
+def prepare(config: Config) -> Study:
     clients = build.read_clients(config.data)
     classifier = classifier_cnn(config.gan.model.image_shape, config.classifier.classes)
     check_examples(classifier, clients, "data.source")

@@ -71,7 +71,7 @@ class DrawnConfig(Checked):
 
 
 @dataclass(frozen=True)
-class OovConcatenationConfig:
+class Config:
     """Federated word and character models reveal that two words were joined into one."""
 
     system: Literal["oov_concatenation"]

@@ -6,7 +6,7 @@ Every field is PUBLIC, as in all configs.
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxpfl.algorithms.candidate_scores import ScoreKind
 from jaxpfl.algorithms.popri import PopriSettings
@@ -26,22 +26,8 @@ from jaxpfl.privacy.participation import OTHERS
 from jaxpfl.privacy.simulated import LargerPopulation
 from jaxpfl.text.cut import Cut
 
-SCORING = ("private_evolution", "pe_sft", "popri")
-"""The methods in which clients score texts."""
-EVOLVING = ("private_evolution", "pe_sft")
-"""The methods that make variations of the texts that clients voted for."""
-FED_AVG = "fed_avg"
-"""The method in which clients train the model, and the name of its run."""
-CENTRAL = "central"
-"""The method that trains on the clients' own texts, without privacy: a ceiling for the others."""
-SUBSTITUTES = ("redraw", "continue")
-"""The variations of texts that no paper has, for generators that can do no other."""
-STEERED = "steered"
-"""The method that clients steer by one release of differences of hidden states."""
-ASKING = (*SCORING, STEERED)
-"""The methods whose texts follow from what clients answered."""
-WRITING = ("generator", *ASKING)
-"""The methods that write a synthetic corpus."""
+EMBEDDING, JUDGE = "embedding", "judge"
+"""The columns of what clients are asked for in one look."""
 
 DOWNSTREAM = DecoderModelConfig(
     architecture="gpt2", hidden_size=128, layers=3, heads=4, inner_size=512, sequence_length=64
@@ -185,7 +171,7 @@ class EvolutionConfig(EvolutionSettings):
 
 
 @dataclass(frozen=True)
-class SyntheticTextConfig(Checked):
+class Config(Checked):
     """One method by which a downstream model learns from private clients' text.
 
     | method            | what clients send        | what trains the downstream model           |
@@ -254,9 +240,7 @@ class SyntheticTextConfig(Checked):
             raise InputError(f"vocab_size must be above 256, found {self.vocab_size}")
         self.evaluation.check_split(self.data.split)
         if not self.evaluation.declared_public:
-            because = (
-                "methods are compared on held-out clients, at no cost only if these are public"
-            )
+            because = "held-out clients, on whom methods are compared, cost nothing only if public"
             raise InputError(f"evaluation.declared_public must be true, found false: {because}")
         if self.popri.checkpoint == "judged" and self.popri.judge == self.embedder:
             seen = f"{self.embedder!r}, which the rewards see"
@@ -266,27 +250,22 @@ class SyntheticTextConfig(Checked):
         if self.corpus.chosen is not None and not self.one_look:
             expected = "the clients' moments: method 'popri' with popri.clients_send 'moments'"
             raise InputError(f"corpus.chosen needs {expected}, found method {self.method!r}")
-        needed = ("test", "valid") if self.method in WRITING else ("test",)
-        for name in needed:
+        for name in ("test", "valid") if self.writes else ("test",):
             if self.evaluation.source is None and not getattr(self.data.split, name):
                 expected = f"positive with method {self.method!r}, which is measured on it"
                 raise InputError(f"data.split.{name} must be {expected}, found 0")
-        selected, shots = self.evolution.selected, self.popri.format.shots
-        if self.method in EVOLVING and selected < shots:
-            least = f"{shots}, a prompt's (popri.format.shots): raise evolution.population"
-            raise InputError(f"evolution selects {selected} texts, expected at least {least}")
-        if self.method in EVOLVING:
-            self._check_variation()
-        if self.remote is not None and self.method in ("pe_sft", "popri", STEERED):
+        if self.evolves:
+            self._check_evolution()
+        if self.remote is not None and self.method in ("pe_sft", "popri", "steered"):
             method = f"method {self.method!r}, which changes the generator's weights"
             raise InputError(f"generator.api must be absent with {method}, found one")
         stop, cut = self.popri.format.stop, Cut.parse(self.corpus.cut)
-        if self.method in WRITING and cut.size and stop and not stop.strip():
+        if self.writes and cut.size and stop and not stop.strip():
             cuts = f"corpus.cut '{cut}', whose pieces go on over the ends of lines"
             because = "texts would end at the first one"
             raise InputError(f"popri.format.stop must be '' with {cuts}, found {stop!r}: {because}")
         self._check_privacy()
-        if self.method == CENTRAL and (self.privacy.private or self.privacy.ledger is not None):
+        if self.method == "central" and (self.privacy.private or self.privacy.ledger is not None):
             where = "with method 'central', which no ledger accounts for"
             because = "it trains on the clients' own texts"
             what = "privacy.private must be false, and privacy.ledger absent"
@@ -296,8 +275,12 @@ class SyntheticTextConfig(Checked):
             where = "without privacy, and with public and generator, whose clients send nothing"
             raise InputError(f"simulated must be absent {where}, found method {self.method!r}")
 
-    def _check_variation(self) -> None:
-        """Refuses a variation of texts that the generator cannot make, or that lacks its model."""
+    def _check_evolution(self) -> None:
+        """Refuses too few texts, and a variation that cannot be made."""
+        selected, shots = self.evolution.selected, self.popri.format.shots
+        if selected < shots:
+            least = f"{shots}, a prompt's (popri.format.shots): raise evolution.population"
+            raise InputError(f"evolution selects {selected} texts, expected at least {least}")
         variation, lacks = self.evolution.varied_by, ""
         if variation == "fill" and self.evolution.fill_model is None:
             lacks = "needs evolution.fill_model, a masked language model: name one, or choose"
@@ -309,10 +292,23 @@ class SyntheticTextConfig(Checked):
         if lacks:
             raise InputError(f"evolution.variation is {variation!r}, which {lacks}")
 
-    metrics: ClassVar[set[str]] = {
-        *("loss", "perplexity", "accuracy", "count", "public_accuracy", "public_perplexity"),
-        "epsilon",
-    }
+    metrics: ClassVar[set[str]] = {"loss", "perplexity", "accuracy", "count", "epsilon"}
+    metrics |= {"public_accuracy", "public_perplexity"}
+
+    @property
+    def evolves(self) -> bool:
+        """Whether texts that clients voted for are varied."""
+        return self.method in ("private_evolution", "pe_sft")
+
+    @property
+    def asks(self) -> bool:
+        """Whether the texts follow from what clients answered."""
+        return self.evolves or self.method in ("popri", "steered")
+
+    @property
+    def writes(self) -> bool:
+        """Whether the method writes a synthetic corpus."""
+        return self.asks or self.method == "generator"
 
     @property
     def one_look(self) -> bool:
@@ -320,9 +316,15 @@ class SyntheticTextConfig(Checked):
         return self.method == "popri" and self.popri.clients_send == "moments"
 
     @property
+    def embedders(self) -> dict[str, str]:
+        """The name of the embedder of each column that the look reads."""
+        judge = {JUDGE: self.popri.judge} if self.popri.checkpoint == "judged" else {}
+        return {EMBEDDING: self.embedder, **judge}
+
+    @property
     def asks_once(self) -> bool:
         """Whether one release of all clients is all that they send."""
-        return self.one_look or self.method == STEERED
+        return self.one_look or self.method == "steered"
 
     @property
     def algorithm(self) -> str:
@@ -333,20 +335,20 @@ class SyntheticTextConfig(Checked):
     def models(self) -> dict[str, DecoderModelConfig | PublishedModelConfig]:
         """The sections of the models that the method computes with, by name."""
         models = {"downstream": self.downstream}
-        if self.method in WRITING and not isinstance(self.generator, RemoteGeneratorConfig):
+        if self.writes and not isinstance(self.generator, RemoteGeneratorConfig):
             models["generator"] = self.generator
         return models
 
     @property
     def remote(self) -> RemoteGeneratorConfig | None:
         """The generator that the method asks behind an address, if it does."""
-        generator = self.generator if self.method in WRITING else None
+        generator = self.generator if self.writes else None
         return generator if isinstance(generator, RemoteGeneratorConfig) else None
 
     @property
     def client_privacy(self) -> sections.PrivacyConfig:
         """The section `privacy`, with the clip norm of what clients send in the method."""
-        if self.method in EVOLVING:
+        if self.evolves:
             # The L2 norm of a client's votes is largest if all votes are for one text.
             return replace(self.privacy, clip_norm=float(self.evolution.max_texts))
         return replace(self.privacy, clip_norm=1.0) if self.method == "popri" else self.privacy
@@ -354,12 +356,12 @@ class SyntheticTextConfig(Checked):
     @property
     def client_score(self) -> ScoreKind:
         """How clients score texts: those that evolve are voted for."""
-        return "nn_histogram" if self.method in EVOLVING else self.popri.client_score
+        return "nn_histogram" if self.evolves else self.popri.client_score
 
     @property
     def candidates(self) -> tuple[int, int]:
         """The prompts of a round and the texts of each that clients score."""
-        if self.method in EVOLVING:
+        if self.evolves:
             return self.evolution.population, 1
         return self.popri.prompts, self.popri.responses
 
@@ -369,19 +371,17 @@ class SyntheticTextConfig(Checked):
         # One more for the start token.
         generated = self.popri.prompt_tokens + self.popri.new_tokens + 1
         both = {"downstream": self.corpus.tokens, "generator": generated}
-        if self.method == STEERED:
+        if self.method == "steered":
             # It reads clients' texts, too.
             both["generator"] = max(generated, self.corpus.tokens + 1)
         return {name: both[name] for name in self.models}
 
     def _check_corpora(self) -> None:
-        corpora = self.corpora or {}
-        pretrained = {
-            name: model
-            for name, model in self.models.items()
-            if isinstance(model, DecoderModelConfig)
-        }
-        if not corpora and (pretrained or self.method in WRITING):
+        corpora, owners, tune = self.corpora or {}, dict[str, Any](), self.popri.tune
+        for name, model in self.models.items():
+            if isinstance(model, DecoderModelConfig):
+                owners[f"{name}.corpora"] = model.corpora
+        if not corpora and (owners or self.writes):
             because = "models without a path are pretrained on them, prompts made of their texts"
             where = f"for method {self.method!r}"
             raise InputError(f"corpora must name a public source {where}, found none: {because}")
@@ -391,8 +391,6 @@ class SyntheticTextConfig(Checked):
             if place(source) == place(self.data.source):
                 expected = "a public source: the texts of private clients are not public"
                 raise InputError(f"corpora.{name} is data.source, expected {expected}")
-        owners = {f"{name}.corpora": model.corpora for name, model in pretrained.items()}
-        tune = self.popri.tune
         owners |= {"popri.tune.samples": tune and tune.samples, "popri.samples": self.popri.samples}
         for owner, names in owners.items():
             for name in names or ():
@@ -401,8 +399,7 @@ class SyntheticTextConfig(Checked):
                     raise InputError(f"{owner} must be among {ours}, found {name!r}")
 
     def _check_privacy(self) -> None:
-        privacy, method, asking = self.privacy, self.method, self.method in ASKING
-        once = self.asks_once
+        privacy, method, asks, once = self.privacy, self.method, self.asks, self.asks_once
         look = "popri.clients_send 'moments'" if self.one_look else f"method {method!r}"
         look += ", which is one release of all clients"
         bands = ["banded", "exact_banded"]
@@ -413,9 +410,9 @@ class SyntheticTextConfig(Checked):
             ("sampling", once and OTHERS, "'poisson'", look),
             ("trust", ["local"], "'central'", f"method {method!r}"),
             ("accountant", once and ["rdp"], "absent or 'pld'", look),
-            ("sampling", asking and OTHERS - {"fixed"}, "'poisson' or 'fixed'", cohorts),
-            ("adaptive", asking and [True], "false", f"{cohorts}, with the same clip norm"),
-            ("noise", method != FED_AVG and bands, "'independent' or 'exact'", sums),
+            ("sampling", asks and OTHERS - {"fixed"}, "'poisson' or 'fixed'", cohorts),
+            ("adaptive", asks and [True], "false", f"{cohorts}, with the same clip norm"),
+            ("noise", method != "fed_avg" and bands, "'independent' or 'exact'", sums),
         ):
             if refused and (value := getattr(privacy, name)) in refused:
                 raise InputError(f"privacy.{name} must be {allowed} with {where}, found {value!r}")

@@ -7,6 +7,7 @@ corpus/              the synthetic texts, of the run or more
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,17 @@ from jaxpfl import files
 from jaxpfl.data.open import fields_of
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import PublishedModelConfig
-from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import build_algorithm
 from jaxpfl.experiments.engine.phases import Phases, missing
-from jaxpfl.experiments.engine.rounds import check_statement, final_params, planned
+from jaxpfl.experiments.engine.rounds import check_statement
 from jaxpfl.experiments.records.artifacts import Artifacts, verified
 from jaxpfl.experiments.systems import ARTIFACTS, base
-from jaxpfl.experiments.systems.synthetic_text.config import (
-    CENTRAL,
-    FED_AVG,
-    SCORING,
-    STEERED,
-    WRITING,
-    SyntheticTextConfig,
-)
+from jaxpfl.experiments.systems.synthetic_text.config import Config
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Tuning, enough
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import question_of
 from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
-from jaxpfl.experiments.systems.workspace import ledger_path
+from jaxpfl.experiments.systems.workspace import Workspace, ledger_path
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
@@ -42,14 +35,13 @@ _GENERATOR = "generator"
 
 def made(
     directory: Path,
-    config: SyntheticTextConfig,
+    config: Config,
     record: Mapping[str, Any],
     *,
     texts: int | None = None,
     progress: bool = True,
 ) -> base.Made:
-    """See `systems.base.System`."""
-    if config.method == CENTRAL:
+    if config.method == "central":
         problem = "'central', whose model is trained on the clients' own texts"
         because = "it is a ceiling to compare with, and is not exported"
         raise InputError(f"{directory}: the method must not be {problem}: {because}")
@@ -58,22 +50,15 @@ def made(
     _require_public(models, "downstream", record)
     params, corpus, others = start.params, None, []
     plan = Plan.from_dict(record["plan"]) if record["plan"] else None
-    if config.method in WRITING:
+    if config.writes:
         run, corpus, others = _written(directory, models, record, plan, texts)
         # The run's own corpus trained the model, however many texts are wanted.
         _require_checkpoints(folder)
         params = models.fitted(start, run, config.corpus.fine_tuning, folder)
-    elif config.method == FED_AVG:
-        run_folder = directory / "runs" / FED_AVG
-        rounds = planned(run_folder, {**to_mapping(config), "run name": FED_AVG})
-        algorithm = build_algorithm(start.model, config.training, rounds, start.params)
-        params = final_params(
-            run_folder,
-            algorithm,
-            config.run.seed,
-            ledger=ledger_path(config.privacy, directory),
-            privacy=record["privacy"],
-        )
+    elif config.method == "fed_avg":
+        algorithm = partial(build_algorithm, start.model, config.training, start=start.params)
+        workspace = Workspace(config, directory)
+        _, params = workspace.finished("fed_avg", algorithm, privacy=record["privacy"])
     source = config.data.source
     trained = base.TrainedModel("", start.model, params, start.tokeniser, fields=fields_of(source))
     return base.Made(
@@ -99,10 +84,9 @@ def _written(
     Its writing more texts is post-processing of the releases: no client's data is read.
     """
     config, question, artifacts = models.config, None, models.stored(directory)
-    # A method that asks no client has no plan.
-    if plan is not None:
+    if plan is not None:  # clients were asked
+        Workspace(config, directory).planned(config.method)
         folder, ledger = directory / "runs" / config.method, ledger_path(config.privacy, directory)
-        planned(folder, {**to_mapping(config), "run name": config.method})
         run = files.read_record(folder / "run.json", {"run": str})["run"]
         check_statement(record["privacy"], ledger, (run,), plan)
         question = question_of(models, plan)
@@ -150,7 +134,7 @@ def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:
 
 
 def _trained_on(
-    config: SyntheticTextConfig, record: Mapping[str, Any], corpus: list[str] | None
+    config: Config, record: Mapping[str, Any], corpus: list[str] | None
 ) -> dict[str, str]:
     def public(name: str) -> str:
         if name not in config.models:
@@ -167,13 +151,14 @@ def _trained_on(
         kind = "synthetic" if config.corpus.chosen is None else "synthetic and public"
         data["fine-tuning"] = f"{len(corpus)} {kind} texts, in corpus/"
         data["generator of the texts"] = public(_GENERATOR)
-    sent: dict[str, str] = {name: "scored synthetic texts" for name in SCORING}
-    sent[FED_AVG] = "trained the model in rounds"
-    sent[STEERED] = "released mean differences of hidden states, once"
+    sent = "scored synthetic texts"
     if config.one_look:
-        sent["popri"] = "released the moments of their embeddings, once"
-    data["private clients"] = "none: clients sent nothing"
-    if config.method in sent:
-        clients = f"the training clients of {base.last_part(config.data.source)}"
-        data["private clients"] = f"{clients} {sent[config.method]}"
-    return data
+        sent = "released the moments of their embeddings, once"
+    elif config.method == "steered":
+        sent = "released mean differences of hidden states, once"
+    elif config.method == "fed_avg":
+        sent = "trained the model in rounds"
+    elif not config.asks:
+        return {**data, "private clients": "none: clients sent nothing"}
+    (clients,) = base.trained_on(config.data.source).values()
+    return {**data, "private clients": f"{clients} {sent}"}

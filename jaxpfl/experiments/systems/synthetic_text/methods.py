@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -25,14 +25,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.text_pool import require_larger
 from jaxpfl.experiments.engine.phases import Phases, missing
 from jaxpfl.experiments.records.artifacts import Artifact
-from jaxpfl.experiments.systems.synthetic_text.config import PopriConfig
+from jaxpfl.experiments.systems.synthetic_text.config import EMBEDDING, PopriConfig
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_fill_model
-from jaxpfl.experiments.systems.synthetic_text.questions import (
-    EMBEDDING,
-    Look,
-    SteeringRelease,
-    thinned,
-)
+from jaxpfl.experiments.systems.synthetic_text.questions import Look, SteeringRelease, thinned
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.decoding import Decoding
@@ -86,16 +81,8 @@ class Author:
 
     def texts(self, number: int, later: int = 0, part: int = 0) -> list[str]:
         """Up to `number` texts, none of them empty; another `part` or `later` seed gives others."""
-        texts, _ = synthesise(
-            self.generator,
-            self.samples,
-            number,
-            self.settings,
-            seed=self.models.config.run.seed + later,
-            part=part,
-            progress=self.models.progress,
-        )
-        return texts
+        how: Any = {"seed": self.models.config.run.seed + later, "progress": self.models.progress}
+        return synthesise(self.generator, self.samples, number, self.settings, part=part, **how)[0]
 
 
 def untuned(tuning: Tuning, question: None = None) -> Author:
@@ -112,25 +99,19 @@ def evolved(tuning: Tuning, votes: Scorer) -> Author:
     vary, tokens = vary_of(models), models.config.corpus.tokens
 
     def first() -> Arrays:
-        texts = enough(author.texts, settings.population)
+        arrays = _first_texts(author, settings.population)
         # The longest text that is ever varied: one without room is refused before a charge.
-        vary(models.generator.shortened([" ".join(texts)], tokens), jax.random.key(0))
-        return {"texts": np.array(texts)}
+        longest = " ".join(arrays["texts"].tolist())
+        vary(models.generator.shortened([longest], tokens), jax.random.key(0))
+        return arrays
 
     def on_round(result: Evolved) -> None:
         tuning.on_round(result.round, {"fid": result.selected}, result.selected, {})
 
     texts = phases.load_or_compute("first texts", first)["texts"].tolist()
-    algorithm = private_evolution(
-        texts,
-        vary,
-        votes,
-        models.embedder,
-        settings,
-        seed=models.config.run.seed,
-        load_or_compute=phases.load_or_compute,
-        on_round=on_round,
-    )
+    stored: Any = {"load_or_compute": phases.load_or_compute, "seed": models.config.run.seed}
+    scores = votes, models.embedder, settings
+    algorithm = private_evolution(texts, vary, *scores, **stored, on_round=on_round)
     selected = selected_texts(_states(algorithm, phases, votes.rounds)[-1])
     return replace(author, samples=selected, first=texts, choices={"variation": settings.varied_by})
 
@@ -144,11 +125,6 @@ def evolved_and_tuned(tuning: Tuning, votes: Scorer) -> Author:
     params = models.fitted(adapted, author.samples, settings, folder)
     tuned = adapted.replaced(adapted.model, params)
     return replace(author, generator=tuned, samples=models.samples(config.popri.samples))
-
-
-def tuned_by_scores(tuning: Tuning, scorer: Scorer) -> Author:
-    """POPri: a cohort scores the responses of each round."""
-    return _tuned(tuning, tuning.models.config.popri, scorer)
 
 
 def tuned_by_one_look(tuning: Tuning, look: Look) -> Author:
@@ -197,16 +173,12 @@ def steered(tuning: Tuning, release: SteeringRelease) -> Author:
     """EPSVec's form: the generator, whose layers are moved by what clients released once."""
     author, models, phases = untuned(tuning), tuning.models, tuning.phases
     settings, number = models.config.steering, min(models.config.corpus.texts, _FIRST_TEXTS)
-
-    def first() -> Arrays:
-        return {"texts": np.array(enough(author.texts, number))}
-
-    texts = phases.load_or_compute("first texts", first)["texts"].tolist()
+    compute = partial(_first_texts, author, number)
+    texts = phases.load_or_compute("first texts", compute)["texts"].tolist()
     released = release.released(phases)
-    numbers = settings.numbers(models.generator.model.config.layers)
-    lengths = {"norm": np.linalg.norm(released["vectors"], axis=1), **released}
-    columns = [lengths[name].tolist() for name in ("norm", "noise", "bounds")]
-    layers = list(zip([number + 1 for number in numbers], *columns, strict=True))
+    numbers = np.array(settings.numbers(models.generator.model.config.layers)) + 1
+    columns = np.linalg.norm(released["vectors"], axis=1), released["noise"], released["bounds"]
+    layers = list(zip(*(column.tolist() for column in (numbers, *columns)), strict=True))
     choices = {"steering": {"strength": settings.strength, "layers": layers}}
     generator = steer(models.generator, released["vectors"], settings)
     return replace(author, generator=generator, first=texts, choices=choices)
@@ -216,11 +188,16 @@ METHODS: dict[str, Callable[[Tuning, Any], Author]] = {
     "generator": untuned,
     "private_evolution": evolved,
     "pe_sft": evolved_and_tuned,
-    "popri": tuned_by_scores,
+    # A cohort scores the responses of each round.
+    "popri": lambda tuning, scorer: _tuned(tuning, tuning.models.config.popri, scorer),
     "one look": tuned_by_one_look,
     "steered": steered,
 }
-"""By `SyntheticTextConfig.algorithm`."""
+"""By `Config.algorithm`."""
+
+
+def _first_texts(author: Author, number: int) -> Arrays:
+    return {"texts": np.array(enough(author.texts, number))}
 
 
 def _tuned(
@@ -247,23 +224,12 @@ def _tuned(
         parts = {"fid": texts, **written.compared(settings)}
         tuning.on_round(written.round, parts, [texts[i] for i in order], more)
 
-    algorithm = popri(
-        models.generator,
-        public,
-        rewards,
-        models.embedder,
-        settings,
-        seed=models.config.run.seed,
-        load_or_compute=phases.load_or_compute,
-        on_round=on_round,
-        progress=models.progress,
-    )
-    params_of = algorithm.params
-    assert params_of is not None, "POPri tunes a model"
-    writers = [
-        with_adapters(models.generator, settings, params_of(state))
-        for state in _states(algorithm, phases, rewards.rounds)
-    ]
+    stored: Any = {"load_or_compute": phases.load_or_compute, "seed": models.config.run.seed}
+    scores = rewards, models.embedder, settings
+    shown: Any = {"on_round": on_round, "progress": models.progress}
+    algorithm = popri(models.generator, public, *scores, **stored, **shown)
+    params_of, states = cast(Any, algorithm.params), _states(algorithm, phases, rewards.rounds)
+    writers = [with_adapters(models.generator, settings, params_of(state)) for state in states]
 
     def measured() -> Arrays:
         # The last adapters have written nothing yet.

@@ -26,7 +26,7 @@ from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems import ARTIFACTS
-from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.config import Config
 from jaxpfl.federated.hosts.processes import decide
 from jaxpfl.federated.mesh import all_devices, grid, several, shardings, splits_model
 from jaxpfl.models import adapter_trees
@@ -52,7 +52,7 @@ def _public_models(corpora: tuple[tuple[str, str], ...], *settings: Any) -> Publ
     return PublicModels(dict(corpora), *settings)
 
 
-def check_published(config: SyntheticTextConfig, published: PublishedModel) -> None:
+def check_published(config: Config, published: PublishedModel) -> None:
     """Refuses a published model that a section cannot use; its tokeniser may not be available."""
     tokeniser: Any = published.tokeniser
     if published.name == "downstream":
@@ -60,8 +60,8 @@ def check_published(config: SyntheticTextConfig, published: PublishedModel) -> N
         needed, used = config.positions["downstream"] + start, "corpus.tokens and a start token"
     else:
         published.require_decoder("which writes no texts")
-        evolves = config.method in EVOLVING
-        if published.chat is None and evolves and config.evolution.varied_by == "rephrase":
+        rephrases = config.evolves and config.evolution.varied_by == "rephrase"
+        if published.chat is None and rephrases:
             path, advice = published.settings.path, "choose 'continue', a substitute"
             lacks = f"needs a generator that follows instructions, found {path!r} without a chat"
             raise InputError(f"evolution.variation 'rephrase' {lacks} template: {advice}")
@@ -77,12 +77,12 @@ def check_published(config: SyntheticTextConfig, published: PublishedModel) -> N
 class StudyModels:
     """The generator, the downstream model and the embedder of a study, loaded when first read."""
 
-    config: SyntheticTextConfig
+    config: Config
     progress: bool = False
 
     def __post_init__(self) -> None:
         evolution = self.config.evolution
-        fills = self.config.method in EVOLVING and evolution.varied_by == "fill"
+        fills = self.config.evolves and evolution.varied_by == "fill"
         if fills and evolution.fill_model is not None:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
@@ -158,19 +158,14 @@ class StudyModels:
         if isinstance(start.model, Decoder) and start.model.lora is not None:
             trained, base = adapter_trees.split(start.params)
         rows = text_rows(start.tokeniser, texts, self.config.corpus.tokens)
-        train = partial(
-            fit,
-            start.model,
-            trained,
-            {"tokens": rows},
-            settings,
-            seed=self.config.run.seed,
-            frozen=base,
-            mesh=data_mesh(settings.batch_size),
-            folder=folder,
-            progress=self.progress,
-        )
-        leaves = decide(f"the training in {folder.name}", lambda: jax.tree.leaves(train().params))
+        how: Any = {"mesh": data_mesh(settings.batch_size), "folder": folder}
+        how |= {"seed": self.config.run.seed, "progress": self.progress}
+
+        def fine_tuned() -> list[Any]:
+            fitted = fit(start.model, trained, {"tokens": rows}, settings, frozen=base, **how)
+            return jax.tree.leaves(fitted.params)
+
+        leaves = decide(f"the training in {folder.name}", fine_tuned)
         params = jax.tree.unflatten(jax.tree.structure(trained), leaves)
         return params if base is None else adapter_trees.join(params, base)
 

@@ -10,8 +10,9 @@ from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report import chosen
 from jaxpfl.experiments.report.page import Page, Section, Table, compared_models
 from jaxpfl.experiments.report.plots import COLOURS, axes, curve, labelled
-from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SUBSTITUTES
 
+# The variations of texts that no paper has, for generators that can do no other.
+_SUBSTITUTES = ("redraw", "continue")
 # What is drawn of the entries of a round, by title; POPri's Figures 4 and 8.
 _BY_ROUND = {
     "Frechet distance to validation texts": {"fid": "all texts"},
@@ -21,7 +22,6 @@ _BY_ROUND = {
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
-    """The page of a finished run, from its record alone."""
     metrics, stamp, tested_on = record["metrics"], record["stamp"], record["tested_on"]
     look = ", one look" if record["one_look"] else ""
     gain = 100 * (metrics["accuracy"] - metrics["public_accuracy"])
@@ -29,10 +29,20 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     history, figures = record.get("history") or [], []
     for title, curves in _BY_ROUND.items():
         if any(curves.keys() <= entry.keys() for entry in history):
-            picture = _by_round(history, title, curves, mark_of(stamp))
+            panel = axes(title, stamp=mark_of(stamp))
+            for index, (name, label) in enumerate(curves.items()):
+                points = [(entry["round"], entry[name]) for entry in history if name in entry]
+                curve(panel, points, index, label=label)
+            panel.locator_params(axis="x", integer=True)
+            picture = labelled(panel, "round", "distance", legend=len(curves) > 1)
             figures.append((next(iter(curves)), f"{title}, by round", picture))
     if "plane" in record:
-        figures.append(("plane", "embeddings", _plane(record["plane"], mark_of(stamp))))
+        panel = axes("First two principal components", stamp=mark_of(stamp))
+        for colour, name in zip(COLOURS, ("validation", "synthetic"), strict=False):
+            xs, ys = zip(*record["plane"][name], strict=True)
+            panel.scatter(xs, ys, s=7, alpha=0.55, color=colour, label=name, linewidths=0)
+        panel.grid(False)
+        figures.append(("plane", "embeddings", labelled(panel, "", "", legend=True)))
         nearest = record.get("checkpoint", {}).get("chosen") == "nearest"
         decides = "the round" if nearest else "nothing"
         text = (
@@ -60,10 +70,10 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     if "api" in (about := record["public_models"].get("generator", {})):
         where = f"{about['model']} behind {about['api']}, whose owner saw the prompts,"
         cautions.append(f"{where} wrote the texts: no run, nor a resumed one, can write the same.")
-    if (varied := record.get("variation")) in SUBSTITUTES:
+    if (varied := record.get("variation")) in _SUBSTITUTES:
         did = "rephrase (Aug-PE) or to fill masks (PrE-Text)"
         cautions.append(f"Texts were varied by “{varied}”; the method's authors did {did}.")
-    once = look or record["method"] == STEERED
+    once = look or record["method"] == "steered"
     cost, when = record["cost"], "in its only round" if once else "in a round"
     # Central training has none: clients' own texts are read.
     ways = () if cost is None else (("to", cost["down"]), ("from", cost["up"]))
@@ -88,10 +98,9 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
     """What was chosen by a distance, and from what, with the chosen row as `ours`."""
     released = f"the {record['trained_on']}"
     if scores := record.get("corpora"):
-        values = zip(*map(scores.get, ("names", "corrected", "low", "high")), strict=True)
-        rows = [
-            (name, f"{near:.4f}", f"{low:.4f} to {high:.4f}") for name, near, low, high in values
-        ]
+        columns = map(scores.get, ("names", "corrected", "low", "high"))
+        values = zip(*columns, strict=True)
+        rows = [(name, f"{d:.4f}", f"{low:.4f} to {high:.4f}") for name, d, low, high in values]
         choice = "Prompts are made of the first one, a choice that cost nothing more."
         text = f"{choice} Frechet distances from {released}, by the moments that were released:"
         table = Table(("corpus", "distance", "interval"), rows, (1, 2), 0)
@@ -134,21 +143,3 @@ def _choices(record: Mapping[str, Any]) -> Iterator[Section]:
         text = f"{nearest} Frechet distances of their texts from {source}:"
         table = Table(("after round", "distance"), rows, (0, 1), stop["round"])
         yield Section("When to stop", text, table=table)
-
-
-def _by_round(history: list[dict[str, Any]], title: str, curves: dict[str, str], mark: str) -> Any:
-    panel = axes(title, stamp=mark)
-    for index, (name, label) in enumerate(curves.items()):
-        points = [(entry["round"], entry[name]) for entry in history if name in entry]
-        curve(panel, points, index, label=label)
-    panel.locator_params(axis="x", integer=True)
-    return labelled(panel, "round", "distance", legend=len(curves) > 1)
-
-
-def _plane(plane: dict[str, list[list[float]]], mark: str) -> Any:
-    panel = axes("First two principal components", stamp=mark)
-    for colour, name in zip(COLOURS, ("validation", "synthetic"), strict=False):
-        xs, ys = zip(*plane[name], strict=True)
-        panel.scatter(xs, ys, s=7, alpha=0.55, color=colour, label=name, linewidths=0)
-    panel.grid(False)
-    return labelled(panel, "", "", legend=True)

@@ -1,13 +1,8 @@
 """What clients are asked: for scores of texts in each round, or once, of all.
 
-ONE LOOK (`popri.clients_send: moments`, `algorithms.one_look`) asks all clients once for the
-moments of their embeddings and the whole epsilon, by FreD's query: three charges, which compose to
-one Gaussian mechanism. All rounds and all choices of texts are post-processing of it. A JUDGE
-(`popri.checkpoint: judged`) has a share of it, for mean and covariance of another embedding: tuning
-goes on to raise the reward when texts no longer improve, so the reward's own cannot say when.
-
-STEERING (`method: steered`, `algorithms.steering`) asks all clients once for differences of hidden
-states, in one charge of the whole epsilon.
+One look (`algorithms.one_look`) asks all clients once, by FreD's query: three charges that are one
+Gaussian mechanism. A judge has a share of it, for another embedding: tuning goes on to raise the
+reward when texts no longer improve, so the reward's own cannot say when.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,15 +17,8 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import moments as frechet_moments
-from jaxpfl.algorithms.fred import (
-    FredPlan,
-    PrivateMoments,
-    Score,
-    by_embedding,
-    fred,
-    moments,
-    score,
-)
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Score, fred, score
+from jaxpfl.algorithms.fred.query import by_embedding, moments
 from jaxpfl.algorithms.steering import PublicStates, steering, with_differences
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.text_pool import choose_from
@@ -38,18 +26,12 @@ from jaxpfl.experiments.config.sections import WRITTEN
 from jaxpfl.experiments.engine.phases import Phases
 from jaxpfl.experiments.records.artifacts import Artifact
 from jaxpfl.experiments.report.chosen import record_of
-from jaxpfl.experiments.systems.synthetic_text.config import STEERED, SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.config import EMBEDDING, JUDGE, Config
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels, loaded_embedder
 from jaxpfl.federated.release.query import Query
-from jaxpfl.privacy.clipping import Clip
-from jaxpfl.privacy.gaussian import Noise
-from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder
 from jaxpfl.text.embed.encoder import HiddenStates
-
-EMBEDDING, JUDGE = "embedding", "judge"
-"""The columns of what clients are asked for."""
 
 # Of each corpus, and for the public states, so many texts are embedded, up to twice as many; and to
 # choose single ones from.
@@ -217,37 +199,33 @@ def thinned(texts: Sequence[str], most: int = _POOL_TEXTS) -> Sequence[str]:
 def question_of(models: StudyModels, plan: Plan) -> Question:
     """What clients are asked in a method whose texts follow from their answers."""
     config = models.config
-    if config.method == STEERED:
+    if config.method == "steered":
         release = SteeringRelease(models, plan)
         dimension = release.states.dimension
         floats = dimension, dimension + 1
         return Question(release, release.algorithm.queries, {}, floats, release.prepare)
     if config.one_look:
-        look = Look(fred_plan(config, plan.population), embedders_of(config), plan.population)
+        look = Look(fred_plan(config, plan.population), config.embedders, plan.population)
         sizes = [embedder.dimension for embedder in look.embedders.values()]
         # The count, and of each the mean and half of the covariance.
         floats = sum(sizes), 1 + sum(size + size * (size + 1) // 2 for size in sizes)
         return Question(look, look.algorithm.queries, look.embedders, floats)
-    scorer, embedder = scorer_of(config, plan), loaded_embedder(config.embedder)
+    embedder = loaded_embedder(config.embedder)
+    scorer = Scorer(plan, kind=config.client_score, max_texts=config.evolution.max_texts)
     floats = scorer.floats_per_client(*config.candidates, embedder.dimension)
     return Question(scorer, scorer.queries, {EMBEDDING: embedder}, floats)
 
 
-def scorer_of(config: SyntheticTextConfig, plan: Plan) -> Scorer:
-    """How clients score the texts of a round, or vote for the nearest ones."""
-    return Scorer(plan, kind=config.client_score, max_texts=config.evolution.max_texts)
-
-
-def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
+def fred_plan(config: Config, clients: int) -> FredPlan:
     """What is released of the clients: their embeddings' moments, for the epsilon of `privacy`.
 
-    One release of all clients costs the same, see `joint_plan`.
+    One release of all clients costs the same, see `Study.plan`.
     A section `simulated` gives the means the noise of that population, all of which take part.
     """
     privacy, larger = config.privacy, config.simulated
     share = config.popri.judge_share
     settings: Any = {"max_examples": config.training.max_examples}
-    settings["shares"] = (1 - share, share) if JUDGE in embedders_of(config) else (1.0,)
+    settings["shares"] = (1 - share, share) if JUDGE in config.embedders else (1.0,)
     if not privacy.private:
         return FredPlan.without_privacy(**settings)
     assert privacy.epsilon is not None and privacy.delta is not None, "the config checks it"
@@ -255,24 +233,3 @@ def fred_plan(config: SyntheticTextConfig, clients: int) -> FredPlan:
     cost: Any = {"epsilon": privacy.epsilon, "delta": delta}
     plan = FredPlan.calibrated(**cost, **settings, noise=privacy.noise)
     return plan if larger is None else plan.simulated_by(clients, privacy.delta, larger.population)
-
-
-def joint_plan(plan: FredPlan, clients: int) -> Plan:
-    """One round of all clients that costs what the query's releases cost together."""
-    everyone = Poisson(clients, clients)
-    if not plan.private:
-        return Plan.without_privacy(rounds=1, clip=Clip(1.0), participation=everyone)
-    return Plan(
-        rounds=1,
-        clip=Clip(1.0),
-        noise=Noise(1 / plan.mu, plan.noise),
-        participation=everyone,
-        delta=plan.delta,
-        simulates=plan.simulates,
-    )
-
-
-def embedders_of(config: SyntheticTextConfig) -> dict[str, str]:
-    """The name of the embedder of each column that the look reads."""
-    judge = {JUDGE: config.popri.judge} if config.popri.checkpoint == "judged" else {}
-    return {EMBEDDING: config.embedder, **judge}

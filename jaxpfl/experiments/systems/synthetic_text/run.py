@@ -30,7 +30,6 @@ from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.chosen import of_division
 from jaxpfl.experiments.report.leakage import write_leakage
 from jaxpfl.experiments.systems import CORPUS
-from jaxpfl.experiments.systems.synthetic_text.config import ASKING, CENTRAL, FED_AVG, WRITING
 from jaxpfl.experiments.systems.synthetic_text.methods import METHODS, Texts, Tuning
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.experiments.systems.synthetic_text.questions import Question, question_of
@@ -62,7 +61,6 @@ Trained = tuple[Params, float | None, Mapping[str, Any]]
 
 
 def carry_out(study: Study, workspace: Workspace) -> dict[str, Any]:
-    """Does what is left to do, and returns the public record."""
     return TextStudy(study, workspace).public_record()
 
 
@@ -77,44 +75,61 @@ class TextStudy:
         self.clients, self.valid, self.test = map(self.models.cut.population, self.uncut)
 
     def public_record(self) -> dict[str, Any]:
-        own = {"public": lambda: self._public, CENTRAL: lambda: self._central}
-        train = {**own, FED_AVG: self._fed_avg}.get(self.config.method, self._by_texts)()
+        models, method = self.models, self.config.method
+        own = {"public": lambda: self._public, "central": lambda: self._central}
+        train = {**own, "fed_avg": self._fed_avg}.get(method, self._by_texts)()
         # By all processes, which may share the generator.
-        models = self._public_models()
-        return decide("the record", lambda: files.jsonable(self._record(models, *train())))
+        about: dict[str, Any] = dict(models.about)
+        if any("tokeniser" not in model for model in about.values()):
+            about["tokeniser"] = {"name": models.public.tokeniser.name}
+        if self.config.writes:
+            about["embedder"] = {"name": models.embedder.name}
 
-    def _record(
-        self,
-        models: Mapping[str, Any],
-        trained: Params,
-        epsilon: float | None,
-        details: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        tokens, start = self.models.rows(self._first(self.test)), self.models.downstream
-        model, mesh = Static(start.model), data_mesh(16)
+        def recorded() -> dict[str, Any]:
+            trained, epsilon, details = train()
+            return files.jsonable(
+                self._record(trained, epsilon) | {"public_models": about, **details}
+            )
+
+        return decide("the record", recorded)
+
+    def _record(self, trained: Params, epsilon: float | None) -> dict[str, Any]:
+        """Scores the trained model beside the public one and word frequencies."""
+        config, models, start = self.config, self.models, self.models.downstream
+        tokens, mesh = models.rows(self._first(self.test)), data_mesh(16)
+        model = Static(start.model)
         batches = dealt(in_batches({"tokens": tokens}, 16), mesh)
         public, metrics = (
             score(model, placed(params, mesh), batches).result()
             for params in (start.params, trained)
         )
-        held_out = self.config.evaluation.source or self.config.data.source
+        held_out = config.evaluation.source or config.data.source
         private = not self.workspace.stamp or not self.sends
-        table = [{"model": "the public model", "private": True, **public}, *self._unigram(tokens)]
+        table = [{"model": "the public model", "private": True, **public}]
+        if texts := self._first(self.valid):
+            size = models.tokeniser.vocab_size
+            counts = unigram_baseline(models.rows(texts), tokens, vocab_size=size, words=False)
+            table.append({"model": "unigram", "private": True, **dataclasses.asdict(counts)})
         gains = {f"public_{name}": public[name] for name in ("accuracy", "perplexity")}
+        # The floats of a client in a round (POPri's Table 2), or with one look in all.
+        down, up = 0, 0
+        if config.method == "fed_avg":
+            down = up = count_parameters(start.params)
+        elif config.asks:
+            down, up = question_of(models, self.plan).floats
+        central = config.method == "central"
         return {
-            "method": self.config.method,
-            "one_look": self.config.one_look,
-            "trained_on": f"training clients of {self.config.data.source}",
+            "method": config.method,
+            "one_look": config.one_look,
+            "trained_on": f"training clients of {config.data.source}",
             "tested_on": f"test clients of {held_out} (declared public)",
             "validated_on": f"validation clients of {held_out} (declared public)",
             "private": private,
-            "plan": self.plan.to_dict() if self.sends and self.config.method != CENTRAL else None,
+            "plan": self.plan.to_dict() if self.sends and not central else None,
             "language": True,
             "table": [*table, {"model": OURS, "private": private, **metrics}],
             "metrics": {**metrics, **gains, "epsilon": epsilon},
-            "cost": self._cost(),
-            "public_models": models,
-            **details,
+            "cost": None if central else {"down": down, "up": up},
         }
 
     def _public(self) -> Trained:
@@ -122,25 +137,26 @@ class TextStudy:
 
     def _central(self) -> Trained:
         """The ceiling of POPri's Table 1 (section 5): the training that a corpus would get."""
-        texts = self.clients.columns["text"].to_pylist()
-        settings, folder = self.config.corpus.fine_tuning, self.directory / FINE_TUNING
-        params = self.models.fitted(self.models.downstream, texts, settings, folder)
+        params = self._fitted(self.clients.columns["text"].to_pylist())
         privacy = f"{self.workspace.stamp}; trained on the clients' own texts"
         return params, None, {"privacy": privacy}
+
+    def _fitted(self, texts: list[str]) -> Params:
+        """The downstream model after its training on texts."""
+        settings, folder = self.config.corpus.fine_tuning, self.directory / FINE_TUNING
+        return self.models.fitted(self.models.downstream, texts, settings, folder)
 
     def _fed_avg(self) -> Callable[[], Trained]:
         rows = self.models.rows(self.clients.columns["text"].to_pylist())
         start = self.models.downstream
+        every, progress = self.config.run.checkpoint_every, self.workspace.progress
+        usual: Any = {"checkpoint_every": every, "progress": progress}
         result = self.workspace.train(
             build_algorithm(start.model, self.config.training, self.plan, start.params),
             self.clients.with_columns({"tokens": rows}),
-            name=FED_AVG,
+            name="fed_avg",
             privacy=self.config.privacy,
-            tracking=Tracking(
-                evaluate_every=self.plan.rounds,
-                checkpoint_every=self.config.run.checkpoint_every,
-                progress=self.workspace.progress,
-            ),
+            tracking=Tracking(evaluate_every=self.plan.rounds, **usual),
             start=f"{start.digest()} {self.models.tokeniser.name}",
         )
         epsilon = result.metrics["epsilon"] if self.plan.private else None
@@ -175,10 +191,17 @@ class TextStudy:
 
         with ExitStack() as stack:
             run, question, phases = None, None, Phases(models.stored(self.directory))
-            if config.method in ASKING:
+            if config.asks:
                 question = question_of(models, self.plan)
-                run = stack.enter_context(self._run(question))
-                run.begin()
+                run = self.workspace.open(
+                    Algorithm(config.algorithm, missing, missing, question.queries),
+                    self.clients,
+                    name=config.method,
+                    privacy=config.privacy,
+                    start=models.start,
+                    ask=partial(self.embedded, question),
+                )
+                stack.enter_context(run).begin()
                 artifacts = self.workspace.artifacts(run.id, run.ledger)
                 phases = Phases(artifacts, LateReleaser(run.releaser))
             tuning = Tuning(models, phases, self.directory, self._fid, on_round)
@@ -206,38 +229,31 @@ class TextStudy:
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         files.write_atomically(self.directory / CORPUS, "".join(lines))
-        folder = self.directory / FINE_TUNING
-        params = models.fitted(models.downstream, texts, config.corpus.fine_tuning, folder)
+        params = self._fitted(texts)
         details |= {"final_corpus": corpus.record} if corpus.record else {}
         details |= {"corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         forms = config.corpus.cut, config.data.source, config.corpora or {}
         details["cautions"] = of_division(*forms, lambda name: models.samples([name]))
         return params, epsilon, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
-    def _run(self, question: Question) -> Run:
-        """The run of the rounds that ask the clients."""
-        return self.workspace.open(
-            Algorithm(self.config.algorithm, missing, missing, question.queries),
-            self.clients,
-            name=self.config.method,
-            privacy=self.config.privacy,
-            start=self.models.start,
-            ask=lambda: self.embedded(question),
-        )
-
     def _end(self, run: Run, texts: list[str], untuned: Sequence[str]) -> tuple[str, float | None]:
-        """Ends the run of the releases: its statement, and its epsilon if it is private."""
-        self._audit(texts, untuned)
-        result = Result(
-            run=run.id,
-            privacy=run.cost.statement(),
-            metrics={},
-            rounds=run.algorithm.rounds,
-            out=run.path,
-            state=None,
-            params=None,
-            epsilons=run.cost.epsilons(),
-        )
+        """Ends the run of the releases: its statement, and its epsilon if it is private.
+
+        Writes what the corpus repeats of clients, beside what the untuned generator does.
+        """
+        untuned = [text for text in untuned if text]
+        # The longest of more texts would be longer.
+        if number := min(len(texts), len(untuned)):
+            published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
+            cut, config, other = self.models.cut, self.config, self.config.evaluation.source
+            source, stamp = config.data.source, self.workspace.stamp
+            clients, _, test = map(cut.joined, self.uncut)
+            sides = f"training clients of {source}", f"test clients of {other or source}"
+            repeats: Any = (config.method, sides, leakage(published, clients, test), stamp)
+            write_leakage(self.directory, *repeats, cut=cut, dealt=other is None)
+        cost: Any = {"privacy": run.cost.statement(), "epsilons": run.cost.epsilons()}
+        ended: Any = {"run": run.id, "rounds": run.algorithm.rounds, "out": run.path}
+        result = Result(**ended, **cost, metrics={}, state=None, params=None)
         return run.end(result).privacy, run.cost.epsilon() if self.plan.private else None
 
     def embedded(self, question: Question) -> Population:
@@ -257,36 +273,6 @@ class TextStudy:
             }
             memory["embedded"] = key, few.with_columns(columns)
         return memory["embedded"][1]
-
-    def _audit(self, texts: list[str], untuned: Sequence[str]) -> None:
-        """Writes what the corpus repeats of clients, beside what the untuned generator does."""
-        untuned = [text for text in untuned if text]
-        # The longest of more texts would be longer.
-        number = min(len(texts), len(untuned))
-        if not number:
-            return
-        published = {OURS: texts[:number], "the untuned generator": untuned[:number]}
-        cut, source, other = self.models.cut, self.config.data.source, self.config.evaluation.source
-        clients, _, test = map(cut.joined, self.uncut)
-        sides = f"training clients of {source}", f"test clients of {other or source}"
-        result, stamp = leakage(published, clients, test), self.workspace.stamp
-        method, dealt = self.config.method, other is None
-        write_leakage(self.directory, method, sides, result, stamp, cut=cut, dealt=dealt)
-
-    def _unigram(self, tokens: np.ndarray) -> list[dict[str, Any]]:
-        texts, size = self._first(self.valid), self.models.tokeniser.vocab_size
-        if not texts:
-            return []
-        scores = unigram_baseline(self.models.rows(texts), tokens, vocab_size=size, words=False)
-        return [{"model": "unigram", "private": True, **dataclasses.asdict(scores)}]
-
-    def _public_models(self) -> dict[str, Any]:
-        models: dict[str, Any] = dict(self.models.about)
-        if any("tokeniser" not in about for about in models.values()):
-            models["tokeniser"] = {"name": self.models.public.tokeniser.name}
-        if self.config.method in WRITING:
-            models["embedder"] = {"name": self.models.embedder.name}
-        return models
 
     def _first(self, part: Population) -> list[str]:
         """The texts of held-out clients that are used."""
@@ -314,17 +300,6 @@ class TextStudy:
         # The sign of an axis is arbitrary: its largest entry is made positive.
         axes = axes[:2] * np.sign(axes[:2][[0, 1], np.abs(axes[:2]).argmax(axis=1)])[:, None]
         return {name: np.round((part - centre) @ axes.T, 4).tolist() for name, part in both.items()}
-
-    def _cost(self) -> dict[str, Any] | None:
-        """The floats of a client in a round (POPri's Table 2), or with one look in all."""
-        if self.config.method == CENTRAL:
-            return None
-        down, up = 0, 0
-        if self.config.method == FED_AVG:
-            down = up = count_parameters(self.models.downstream.params)
-        elif self.config.method in ASKING:
-            down, up = question_of(self.models, self.plan).floats
-        return {"down": down, "up": up}
 
 
 def median_to_medoid(vectors_NxD: np.ndarray) -> float:

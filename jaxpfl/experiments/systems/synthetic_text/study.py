@@ -13,7 +13,7 @@ public checkpoint and is evaluated on test clients that are declared public; eve
 same clients and the same plan, and is charged for what its clients send.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.canaries import ScoreCanaries
+from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.algorithms.steering import DIFFERENCES, steering
 from jaxpfl.data import open as open_population
@@ -31,32 +32,21 @@ from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine import description
 from jaxpfl.experiments.engine.build import build_algorithm, read_clients, split_clients
 from jaxpfl.experiments.systems import base
-from jaxpfl.experiments.systems.synthetic_text.config import (
-    ASKING,
-    CENTRAL,
-    FED_AVG,
-    SCORING,
-    STEERED,
-    WRITING,
-    SyntheticTextConfig,
-)
+from jaxpfl.experiments.systems.synthetic_text.config import Config
 from jaxpfl.experiments.systems.synthetic_text.models import (
     StudyModels,
     check_published,
     loaded_embedder,
 )
-from jaxpfl.experiments.systems.synthetic_text.questions import (
-    embedders_of,
-    fred_plan,
-    joint_plan,
-    scorer_of,
-)
+from jaxpfl.experiments.systems.synthetic_text.questions import fred_plan
 from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
-from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.columns import text_column
 
@@ -69,7 +59,7 @@ class Study(base.Study):
       held_out: "valid" and "test" clients, declared public; empty where no client was read.
     """
 
-    config: SyntheticTextConfig
+    config: Config
     held_out: Mapping[str, Population] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -77,7 +67,13 @@ class Study(base.Study):
         """The privacy plan of what the clients send, if they send anything."""
         config, number = self.config, len(self.clients)
         if config.asks_once:
-            return joint_plan(self.look, number)
+            # One round of all clients, which costs what the look's releases cost together.
+            look, everyone = self.look, Poisson(number, number)
+            once: Any = {"rounds": 1, "clip": Clip(1.0), "participation": everyone}
+            if not look.private:
+                return Plan.without_privacy(**once)
+            noise = Noise(1 / look.mu, look.noise)
+            return Plan(**once, noise=noise, delta=look.delta, simulates=look.simulates)
         privacy, simulated = config.client_privacy, config.simulated
         return description.cached_plan(privacy, config.training, number, simulated=simulated)
 
@@ -93,7 +89,7 @@ class Study(base.Study):
     @property
     def sends(self) -> bool:
         """Whether clients send anything in this method."""
-        return self.config.method in (*ASKING, FED_AVG, CENTRAL)
+        return self.config.asks or self.config.method in ("fed_avg", "central")
 
     def describe(self) -> description.Description:
         config, method = self.config, self.config.method
@@ -102,31 +98,45 @@ class Study(base.Study):
         if (remote := config.remote) is not None:
             models["generator"] = description.Sized(f"{remote.model} behind {remote.api}")
         rounds: dict[str, Rehearsed] = {}
-        notes: tuple[str, ...] = ()
-        number, of_rounds, releases = len(self.clients), description.PlannedRelease.of_rounds, {}
+        notes: Sequence[str] = ()
+        of_rounds, releases = description.PlannedRelease.of_rounds, {}
         model, params, _ = shapes["downstream"]
         if model is not None:
-            rounds |= self._describe_downstream(model, params)
+            rounds = self._describe_downstream(model, params)
         if method == "popri" and shapes["generator"][0] is not None:
             models["adapters"] = self._describe_adapters(*shapes["generator"][:2])
         if config.one_look:
-            releases["moments"] = description.PlannedRelease.of_moments(self.look, number)
-            embedders = embedders_of(config)
-            release, notes = description.moments_release(self.look, number, embedders)
-            rounds |= {} if release is None else {"moments": release}
-        elif method in SCORING:
-            dimension, notes = description.embedding_size(config.embedder)
-            if dimension is not None:
-                rounds["scores"] = self._describe_scores(dimension)
-            canaries = partial(ScoreCanaries, config.client_score, config.evolution.max_texts)
-            fixed = self.plan.sampling == "fixed"
-            releases["rounds"] = of_rounds(self.plan, None if fixed else canaries)
-        elif method == FED_AVG:
-            releases["rounds"] = of_rounds(self.plan)
-        elif method == STEERED:
+            number = len(self.clients)
+            look = description.of_moments("moments", self.look, number, config.embedders)
+            rounds, releases, notes = {**rounds, **look.rounds}, dict(look.releases), look.notes
+        elif method == "steered":
             releases["differences"] = of_rounds(self.plan)
             if (generator := shapes["generator"][0]) is not None:
-                rounds["differences"] = self._describe_differences(generator.config)
+                layers = config.steering.numbers(generator.config.layers)
+                size = len(layers) * generator.config.hidden_size
+                origin = jax.ShapeDtypeStruct((size + 1,), np.float32)
+                read = {DIFFERENCES: column(origin.shape, np.float32)}
+                with description.tracing("the release of differences"):
+                    shapes_of, _ = ask(steering(self.plan, size).queries[0], origin, read)
+                rounds["differences"] = Rehearsed(shapes_of.up, (shapes_of,))
+        elif config.asks:
+            dimension, notes = description.embedding_size(config.embedder)
+            if dimension is not None:
+                by_text = config.client_score == "nn_histogram"
+                texts = int(np.prod(config.candidates)) if by_text else dimension
+                broadcast = jax.ShapeDtypeStruct((texts, dimension), np.float32)
+                name = "embedding" if by_text else "mean_embedding"
+                read = {name: column((dimension,), np.float32)}
+                with description.tracing("a round of scores"):
+                    most, kind = config.evolution.max_texts, config.client_score
+                    query = Scorer(self.plan, kind=kind, max_texts=most).query
+                    shapes_of, _ = ask(query, broadcast, read)
+                rounds["scores"] = Rehearsed(0, (shapes_of,))
+            canaries = partial(ScoreCanaries, config.client_score, config.evolution.max_texts)
+            canaries = None if self.plan.sampling == "fixed" else canaries
+            releases["rounds"] = of_rounds(self.plan, canaries)
+        elif method == "fed_avg":
+            releases["rounds"] = of_rounds(self.plan)
         elif self.sends:
             texts = replace(of_rounds(self.plan), times="trained on centrally")
             releases["the clients' own texts"] = texts
@@ -156,29 +166,11 @@ class Study(base.Study):
         batch = {"tokens": jax.ShapeDtypeStruct((size, *length), np.int32)}
         with description.tracing("the training of the downstream model"):
             jax.eval_shape(model.loss, params, batch, jax.ShapeDtypeStruct((size,), np.bool_))
-        if config.method != FED_AVG:
+        if config.method != "fed_avg":
             return {}
         with description.tracing("a round of fed_avg"):
             algorithm = partial(build_algorithm, model, config.training, self.plan)
-            return {FED_AVG: rehearse(algorithm, {"tokens": column(length, np.int32)}, params)}
-
-    def _describe_scores(self, dimension: int) -> Rehearsed:
-        candidates, by_text = self.config.candidates, self.config.client_score == "nn_histogram"
-        number = int(np.prod(candidates)) if by_text else dimension
-        broadcast = jax.ShapeDtypeStruct((number, dimension), np.float32)
-        name = "embedding" if by_text else "mean_embedding"
-        with description.tracing("a round of scores"):
-            query = scorer_of(self.config, self.plan).query
-            shapes, _ = ask(query, broadcast, {name: column((dimension,), np.float32)})
-        return Rehearsed(0, (shapes,))
-
-    def _describe_differences(self, generator: DecoderConfig) -> Rehearsed:
-        size = len(self.config.steering.numbers(generator.layers)) * generator.hidden_size
-        origin = jax.ShapeDtypeStruct((size + 1,), np.float32)
-        with description.tracing("the release of differences"):
-            (query,) = steering(self.plan, size).queries
-            shapes, _ = ask(query, origin, {DIFFERENCES: column(origin.shape, np.float32)})
-        return Rehearsed(shapes.up, (shapes,))
+            return {"fed_avg": rehearse(algorithm, {"tokens": column(length, np.int32)}, params)}
 
     def _describe_adapters(self, model: Any, params: Params) -> description.Sized:
         settings = self.config.popri.lora
@@ -191,8 +183,7 @@ class Study(base.Study):
         return description.Sized.of(f"of rank {settings.rank}, tuned by preference", adapters)
 
 
-def prepare(config: SyntheticTextConfig) -> Study:
-    """Reads the clients of a study and refuses what cannot be carried out; releases nothing."""
+def prepare(config: Config) -> Study:
     clients = read_clients(config.data)
     text_column(clients)
     parts = split_clients(clients, config.data)
@@ -205,9 +196,9 @@ def prepare(config: SyntheticTextConfig) -> Study:
     private, public = PrivateContent(study.clients), StudyModels(config).public
     for name, corpus in public.corpora.items():
         private.refuse(corpus, f"corpora.{name} = {public.sources[name]!r}")
-    if config.method in WRITING:
+    if config.writes:
         loaded_embedder(config.embedder)
     if config.one_look:
-        for embedder in embedders_of(config).values():
+        for embedder in config.embedders.values():
             loaded_embedder(embedder)
     return study

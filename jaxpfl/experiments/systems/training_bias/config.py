@@ -52,7 +52,7 @@ class DrawnConfig(Checked):
 
 
 @dataclass(frozen=True)
-class TrainingBiasConfig(Checked):
+class Config(Checked):
     """A private model of the sentences that are rare to a public one shows what the public lacks.
 
     `rate_epsilon` is epsilon of the count of these sentences; required by a private study.

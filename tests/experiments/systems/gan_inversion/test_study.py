@@ -20,7 +20,6 @@ from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.sweep.results import value_of
-from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
 from jaxpfl.experiments.systems.gan_inversion import run as gan_inversion
 from jaxpfl.experiments.systems.gan_inversion.study import prepare
@@ -79,7 +78,7 @@ def study(config):
 @pytest.fixture(scope="module")
 def evaluator(config, study, tmp_path_factory):
     store = Artifacts(tmp_path_factory.mktemp("evaluator"), run="test")
-    return evaluator_module.image_evaluator(config, study.public, store)
+    return gan_inversion.image_evaluator(config, study.public, store)
 
 
 def _selected(study, side, evaluator, settings, thresholds):
@@ -268,10 +267,10 @@ def test_classifier_score_against_its_definition():
     logits = np.random.default_rng(0).normal(size=(50, 4)) * 3
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     divergence = [sum(row * np.log(row / p.mean(axis=0))) for row in p]
-    assert evaluator_module.classifier_score(logits) == pytest.approx(np.exp(np.mean(divergence)))
+    assert gan_inversion.classifier_score(logits) == pytest.approx(np.exp(np.mean(divergence)))
     # Certain of every class alike: as many as there are classes.
-    assert evaluator_module.classifier_score(1000 * np.eye(4)) == pytest.approx(4.0)
-    assert evaluator_module.classifier_score(np.zeros((5, 4))) == pytest.approx(1.0)
+    assert gan_inversion.classifier_score(1000 * np.eye(4)) == pytest.approx(4.0)
+    assert gan_inversion.classifier_score(np.zeros((5, 4))) == pytest.approx(1.0)
 
 
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_path):

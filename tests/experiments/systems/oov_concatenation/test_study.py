@@ -16,7 +16,6 @@ from jaxpfl.experiments.config.sections import ScaledUpConfig
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.sweep.results import value_of
-from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
 from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.privacy import Plan
@@ -149,7 +148,7 @@ def test_the_rate_of_the_clients_own_words_is_a_private_count(config_path, strai
 def test_every_number_says_what_it_is_of(straight, config_path):
     record = json.loads((straight / "result.json").read_text())
     vocabulary = f"{config_path.parent}/public.jsonl"
-    shown = page_lines(oov_page.page(straight, record))
+    shown = page_lines(oov_concatenation.page(straight, record))
     assert of_lines(shown, [vocabulary]) == []
     assert len(of_lines([line.replace(vocabulary, "") for line in shown], [vocabulary])) >= 2
     for page in (straight / "report.html", *sorted((straight / "runs").glob("*/report.html"))):

@@ -55,7 +55,7 @@ def test_the_distance_to_the_medoid():
 def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp_path, monkeypatch):
     """The round of the smallest distance writes, also where more texts are asked for afterwards."""
     measured, chosen, written_by = [], [], []
-    by_scores, attached = methods.tuned_by_scores, methods.with_adapters
+    by_scores, attached = methods.METHODS["popri"], methods.with_adapters
 
     def tuned(tuning, scores):
         def counted(texts):

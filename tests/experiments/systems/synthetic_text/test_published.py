@@ -19,7 +19,7 @@ from jaxpfl.experiments.dry_run import dry_run
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.config import Config
 from jaxpfl.experiments.systems.synthetic_text.models import StudyModels
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder.network import Decoder
@@ -57,7 +57,7 @@ def published(synthetic_config, folders):
 
     def make(
         method: str, generator: dict | None = None, downstream: dict | None = None, **changes
-    ) -> SyntheticTextConfig:
+    ) -> Config:
         mapping = to_mapping(synthetic_config(method, "--run.reproducible_noise", "True"))
         mapping["generator"] = {"path": str(folders / "llama")} | (generator or {})
         mapping["downstream"] = {"path": str(folders / "gpt2")} | (downstream or {})

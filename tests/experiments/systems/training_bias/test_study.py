@@ -10,8 +10,7 @@ from jaxpfl.data.corruptions import replace_texts
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.report.page import page_lines
 from jaxpfl.experiments.sweep.results import value_of
-from jaxpfl.experiments.systems.training_bias import page as bias_page
-from jaxpfl.experiments.systems.training_bias import run as training_bias
+from jaxpfl.experiments.systems.training_bias import study as training_bias
 from jaxpfl.experiments.systems.training_bias.study import prepare
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.text.metrics.prediction import log_densities
@@ -116,7 +115,7 @@ def test_each_world_has_its_model_and_count_on_one_ledger(straight, config_path)
 
 def test_every_number_says_what_it_is_of_and_no_canary_is_shown(straight, config_path):
     public = [f"{config_path.parent}/{name}.jsonl" for name in ("planted", "public")]
-    shown = page_lines(bias_page.page(straight, record_of(straight)))
+    shown = page_lines(training_bias.page(straight, record_of(straight)))
     assert of_lines(shown, public) == []
     for page in (straight / "report.html", *sorted((straight / "runs").glob("*/report.html"))):
         assert of_page(page.read_text(), public) == []
