@@ -37,7 +37,7 @@ def main(file: str) -> None:
     real_P = jnp.ones(len(prompts_PxL), bool)
     loss, _ = jax.jit(model.loss)(params, {"tokens": prompts_PxL}, real_P)
     print(json.dumps({"loss": float(loss)}), flush=True)
-    if data["kind"] == "writing":
+    if data["kind"] != "DPO":
         turn = partial(
             sample,
             model,

@@ -30,8 +30,8 @@ from jax import Array, lax
 from jaxpfl.checked import Checked, NonNegative, PositiveFraction, PositiveInt
 from jaxpfl.errors import InputError
 
-# Weights that are added up side by side.
-_ADDED = 128
+# Slices that are added up, twice; and rows that are cut at a time.
+_ADDED, _CPU_ROWS = 16, 2
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufffd]")
 
 
@@ -115,34 +115,32 @@ def probabilities(logits_SxV: Array, temperature: Array) -> Array:
 
 
 def keep_top_p(weights_SxV: Array, p: Array) -> Array:
-    """The nucleus (Holtzman et al. 2020): the fewest largest weights that sum to p of the total.
+    """The nucleus (Holtzman et al. 2020): the fewest weights, none above 1, with p of the total."""
+    # A CPU's cache holds a few rows, which are read many times.
+    together = _CPU_ROWS if jax.default_backend() == "cpu" else len(weights_SxV)
+    return lax.map(lambda row_V: _nucleus(row_V, p), weights_SxV, batch_size=together)
 
-    No weight may be above 1.
-    """
-    rows, vocabulary = weights_SxV.shape
-    padded = jnp.pad(weights_SxV, ((0, 0), (0, -vocabulary % _ADDED)))
-    weights_SxNxW = padded.reshape(rows, -1, _ADDED)
 
-    def total(least_S: Array) -> Array:
-        nucleus_SxNxW = jnp.where(weights_SxNxW >= least_S[:, None, None], weights_SxNxW, 0.0)
-        # A sum over the middle axis reads the weights once, and has no copy with zeros in it.
-        return jnp.sum(jnp.sum(nucleus_SxNxW, axis=1), axis=-1)
+def _nucleus(weights_V: Array, p: Array) -> Array:
+    parts = jnp.split(jnp.pad(weights_V, (0, -len(weights_V) % _ADDED**2)), _ADDED)
 
-    wanted_S = p * total(jnp.zeros(rows))
+    def total(least: Array) -> Array:
+        # Sums of slices become one loop of vector instructions; a sum over an axis does not.
+        kept = sum(jnp.where(part >= least, part, 0.0) for part in parts)
+        return jnp.sum(sum(jnp.split(kept, _ADDED)))
+
+    wanted = p * total(jnp.float32(0))
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low_S, high_S = bounds
-        middle_S = low_S + (high_S - low_S) // 2
-        enough_S = total(lax.bitcast_convert_type(middle_S, jnp.float32)) >= wanted_S
-        return jnp.where(enough_S, middle_S, low_S), jnp.where(enough_S, high_S, middle_S)
+        low, high = bounds
+        middle = low + (high - low) // 2
+        enough = total(lax.bitcast_convert_type(middle, jnp.float32)) >= wanted
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-    # Non-negative floats are ordered like their bits.
-    low_S = jnp.zeros(rows, jnp.int32)
-    # One above the bits of 1, the largest weight; less than 2^30.
-    high_S = low_S + lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
-    threshold_S, _ = lax.fori_loop(0, 30, halve, (low_S, high_S))
-    least_S = lax.bitcast_convert_type(threshold_S, jnp.float32)
-    return jnp.where(weights_SxV >= least_S[:, None], weights_SxV, 0.0)
+    # Non-negative floats are ordered like their bits; those of 1 are less than 2^30.
+    bounds = jnp.int32(0), lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
+    threshold, _ = lax.fori_loop(0, 30, halve, bounds)
+    return jnp.where(weights_V >= lax.bitcast_convert_type(threshold, jnp.float32), weights_V, 0.0)
 
 
 def draw(keys_S: Array, weights_SxV: Array) -> Array:
