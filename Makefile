@@ -14,6 +14,8 @@ PINS = pyproject.toml constraints.txt tools/environment.sh
 .PHONY: help demo docs notebooks test test-newest test-slow test-oldest lint wheel sbom vulnerabilities bench peers bench-gpu \
     gpu-wheels compile-check popri-table popri-table-test parity defects test-salts tff-check constraints clean
 .NOTPARALLEL:
+# Each process that a test starts would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo         train a private language model on real text; writes runs/quickstart"

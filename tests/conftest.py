@@ -1,7 +1,9 @@
 """Strict modes for every test: what a user's machine forgives is an error here."""
 
 import ctypes
+import functools
 import gc
+import importlib.metadata
 import os
 import signal
 import sys
@@ -14,6 +16,9 @@ from tests import offline
 
 # Before anything that starts threads is imported.
 _NETWORK = offline.close()
+
+# Nothing is installed while tests run, and every release names the versions of what computes it.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 # Read by JAX when it is first imported: two devices, so that sharding is always exercised.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
@@ -103,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _forget_compiled_programs() -> Iterator[None]:
     """A process would grow to gigabytes: few programs of one file are used by the next."""
     yield
-    if psutil.Process().memory_info().rss > psutil.virtual_memory().total / 6:
+    if psutil.Process().memory_info().rss > psutil.virtual_memory().total / 4:
         jax.clear_caches()
         gc.collect()
         # Else the memory stays the process's own, and every file to come would begin without any.

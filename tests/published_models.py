@@ -17,6 +17,7 @@ from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
+from tests.trees import drawn
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "layers": 2, "heads": 2, "inner_size": 32}
 
@@ -64,7 +65,7 @@ def write_tokeniser(
 def write_decoder(folder: Path, model_type: str, *, seed: int = 0, vocab_size: int = 300) -> Path:
     """A decoder of 64 positions; a Llama's tokeniser has a start token, as published ones have."""
     model = Decoder(DecoderConfig(model_type, vocab_size=vocab_size, positions=64, **SIZES))
-    pretrained.save(folder, model, model.init(jax.random.key(seed)))
+    pretrained.save(folder, model, drawn(model, seed))
     write_tokeniser(folder, start=model_type == "llama")
     return folder
 
@@ -73,7 +74,7 @@ def write_encoder(folder: Path, model_type: str, *, causal: bool = True) -> Path
     """An encoder with a language-model head."""
     config = EncoderConfig(model_type, vocab_size=300, positions=64, **SIZES)
     model = Encoder(config, causal=causal, head=True)
-    pretrained.save(folder, model, model.init(jax.random.key(0)))
+    pretrained.save(folder, model, drawn(model, 0))
     write_tokeniser(folder)
     return folder
 

@@ -19,6 +19,7 @@ from jaxpfl.text.tokenisers import characters
 from jaxpfl.trained import CHARACTERS, Trained
 from tests.published_models import write_decoder, write_tokeniser
 from tests.refusals import refusal
+from tests.trees import drawn
 
 FIELDS = {"features": ["a", "b"], "label": ["y"], "classes": ["cat", "dog", "owl"]}
 ROWS = "b,name,a\n0.25,x,-1.5\n3,y,20000\n"
@@ -29,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
     """A classifier of two features, as an export has it."""
     model = models.MLP(features=2, classes=3, hidden=4)
     folder = tmp_path_factory.mktemp("trained") / "model"
-    Trained(model, model.init(jax.random.key(1)), fields=FIELDS).save(folder)
+    Trained(model, drawn(model, 1), fields=FIELDS).save(folder)
     return folder
 
 
@@ -118,7 +119,7 @@ def test_next_words_are_the_most_probable_ones(kind, tmp_path):
         names, first, start = ["", *characters.CHARACTERS], 1, characters.BOS
         texts = ["a", "lot of text", ""]
         ids = [[names.index(c) for c in text] for text in texts]
-    params = model.init(jax.random.key(0))
+    params = drawn(model, 0)
     Trained(model, params, words).save(tmp_path / "model")
     predicted = jp.load(tmp_path / "model").predict(texts).to_pylist()
     logits_of = jax.jit(model.logits)
@@ -135,7 +136,7 @@ def test_a_word_out_of_the_vocabulary_is_said(tmp_path):
     words = Vocabulary.from_texts(["a b c"], 8, source="public")
     model = models.CIFGLanguageModel(8, embedding=4, hidden=5, projection=4)
     fields = {"text": ["message"]}
-    Trained(model, model.init(jax.random.key(0)), words, fields).save(tmp_path / "model")
+    Trained(model, drawn(model, 0), words, fields).save(tmp_path / "model")
     path = tmp_path / "rows.jsonl"
     path.write_text('{"message": "a b"}\n{"message": "a zebra"}\n')
     with pytest.warns(UserWarning, match=r"rows\.jsonl, row 2: field 'message'") as caught:
@@ -166,7 +167,7 @@ def test_a_class_of_ones_own_with_a_name_of_ours_is_not_ours(tmp_path):
             return -super().logits(params, x)
 
     model = MLP(features=2, classes=3, hidden=4)
-    Trained(model, model.init(jax.random.key(1))).save(tmp_path / "model")
+    Trained(model, drawn(model, 1)).save(tmp_path / "model")
     refusal(lambda: jp.load(tmp_path / "model"), "own")
     rows = np.ones((2, 2), np.float32)
     loaded = jp.load(tmp_path / "model", own=model)
@@ -177,7 +178,7 @@ def test_a_class_of_ones_own_with_a_name_of_ours_is_not_ours(tmp_path):
 
 def test_pixels_of_any_whole_numbers_are_the_same(tmp_path):
     model = models.CNN("cnn", (8, 8, 1), 2, ((4, True),), 4)
-    trained = Trained(model, model.init(jax.random.key(0)))
+    trained = Trained(model, drawn(model, 0))
     pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 1))
     expected = trained.predict(pixels.astype(np.uint8))
     assert trained.predict(pixels).equals(expected)
@@ -186,7 +187,7 @@ def test_pixels_of_any_whole_numbers_are_the_same(tmp_path):
 
 def test_images_and_several_labels(tmp_path):
     model = models.MultiLabelResNet((9, 9, 3), 2, crop=8, width=2, stages=(1,), groups=1)
-    params = model.init(jax.random.key(0))
+    params = drawn(model, 0)
     Trained(model, params, fields={"classes": ["car", "tree"]}).save(tmp_path / "model")
     images = np.random.default_rng(0).integers(0, 256, (3, 9, 9, 3), np.uint8)
     np.savez(tmp_path / "rows.npz", images=images)

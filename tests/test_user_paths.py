@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -20,6 +19,7 @@ from jaxpfl.models.checkpoints import folders, pretrained
 from jaxpfl.privacy import Budget, Ledger
 from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers import public_words
+from tests.trees import drawn
 
 CLIENTS = jp.data.from_clients({f"c{i}": {"x": np.ones((1, 2), np.float32)} for i in range(4)})
 PLAN = jp.Plan(1, jp.Clip(1.0), jp.Noise(8.0), jp.Poisson(4, 4), 1e-3)
@@ -129,7 +129,7 @@ def test_what_is_written_is_where_its_user_means(home, capsys):
     vocabulary.save("$HOME/words.json")
     Vocabulary.load("~/words.json")
     model = jp.models.CNN("cnn", (8, 8, 1), 2, ((2, True),), 3)
-    folders.save("~/model", model, model.init(jax.random.key(0)))
+    folders.save("~/model", model, drawn(model, 0))
     folders.load("~/model")
     rows = "".join(f"c{i},{i % 2},{i}.5\n" for i in range(40))
     Path("t.csv").write_text(f"client,y,x\n{rows}")

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import jax
 import numpy as np
 
 from jaxpfl.algorithms import PopriSettings, Scorer
@@ -18,6 +17,7 @@ from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.base import packed
 from tests.published_models import SIZES
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+from tests.trees import drawn
 
 # Of bytes, whose ends of texts are 256.
 WRITER = Decoder(DecoderConfig("llama", vocab_size=257, positions=32, tied=True, **SIZES))
@@ -51,9 +51,8 @@ def trained_generator() -> LanguageModel:
     rng = np.random.default_rng(0)
     lines = [(NEAR + FAR)[i] for i in rng.integers(0, 8, 2_000)]
     rows = packed(UTF8Bytes().encode(["\n".join(lines)]), 24, 256)
-    params = WRITER.init(jax.random.key(0))
     settings = Training(epochs=4, batch_size=16, learning_rate=0.02)
-    found = fit(WRITER, params, {"tokens": rows}, settings, seed=0)
+    found = fit(WRITER, drawn(WRITER, 0), {"tokens": rows}, settings, seed=0)
     return LanguageModel(WRITER, found.params, UTF8Bytes())
 
 

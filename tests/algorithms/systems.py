@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from functools import partial
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -31,6 +30,7 @@ from tests.algorithms.popri_parts import HASHED, SETTINGS, WRITER
 from tests.federated.test_local_training import DIM, LinearModel
 from tests.plans import flat_plan
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+from tests.trees import drawn
 
 CLIENTS = 12
 # Made once: what is compiled is found again by them.
@@ -112,7 +112,7 @@ def candidate_scores() -> tuple[Algorithm, Population]:
 @functools.cache
 def untrained() -> LanguageModel:
     """Writes bytes as they come."""
-    return LanguageModel(WRITER, WRITER.init(jax.random.key(0)), UTF8Bytes())
+    return LanguageModel(WRITER, drawn(WRITER, 0), UTF8Bytes())
 
 
 def writers() -> Population:

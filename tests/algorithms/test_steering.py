@@ -29,6 +29,7 @@ from tests.algorithms.popri_parts import FAR, NEAR, WRITER, trained_generator
 from tests.published_models import SIZES
 from tests.refusals import refusal
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+from tests.trees import drawn
 
 LAYERS, HIDDEN = 3, 4
 
@@ -126,9 +127,7 @@ def test_the_noise_that_is_told_is_that_of_the_vectors():
 def decoder(kind="llama", **changes):
     sizes = SIZES | {"layers": 3} | changes
     model = Decoder(DecoderConfig(kind, vocab_size=257, positions=48, tied=True, **sizes))
-    params = model.init(jax.random.key(3))
-    # Weights so large that each layer matters.
-    return model, jax.tree.map(lambda leaf: leaf * 4 if leaf.ndim == 3 else leaf, params)
+    return model, drawn(model, 3)
 
 
 def test_the_states_of_a_text_are_the_means_of_its_layers():

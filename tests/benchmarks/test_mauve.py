@@ -11,6 +11,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.language_model import LanguageModel
 from tests.refusals import refusal
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+from tests.trees import drawn
 
 
 def test_the_area_is_that_of_the_authors():
@@ -47,7 +48,7 @@ def test_too_few_texts_are_refused():
 def test_a_texts_state_is_that_of_its_last_token_whatever_is_beside_it():
     config = DecoderConfig("gpt2", 260, hidden_size=16, layers=2, heads=2, positions=32)
     model = Decoder(config)
-    writer = LanguageModel(model, jax.jit(model.init)(jax.random.key(0)), UTF8Bytes())
+    writer = LanguageModel(model, drawn(model, 0), UTF8Bytes())
     texts = ["some words", "", "of which one is longer than all positions", "other word"]
     states = last_states(writer, texts, microbatch_size=2)
     assert states.shape == (4, 16)

@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -13,6 +12,7 @@ import jaxpfl as jp
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.privacy import verify
 from tests.experiments.statements import of_lines, of_page, of_record
+from tests.trees import drawn
 
 PUBLIC = ["the cat sat", "the dog sat on the mat", "a cat"]
 HELD_OUT = ["the mat sat", "the zebra", "a dog"]
@@ -104,7 +104,7 @@ def test_the_certificate_is_of_the_ledger_and_what_was_asked(made):
 def test_a_run_that_ends_worse_says_so_and_claims_nothing_that_is_not_known(tmp_path):
     """A start of the caller's is not untrained; without a vocabulary no words were counted."""
     # Whatever the noise, the loss is then worse than a guess, and its exponential is finite.
-    start = MODEL.init(jax.random.key(1))
+    start = drawn(MODEL, 1)
     _, result = carried_out(tmp_path, rate=30.0, start=start)
     perplexities = {row["model"]: row["perplexity"] for row in result.table}
     assert list(perplexities) == ["before the rounds", "this run"]

@@ -78,6 +78,11 @@ def summed(accumulator, leaves_KxD: np.ndarray, devices: int):
         part = accumulator.zeros(jax.ShapeDtypeStruct((width,), jnp.float32), 1)
         mine = jnp.asarray(leaves_KxD[device::devices])
         sums.append(merged(accumulator, part, mine))
+    return joined(accumulator, sums)
+
+
+@partial(jax.jit, static_argnums=0)
+def joined(accumulator, sums):
     return accumulator.join_devices(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sums))
 
 

@@ -11,6 +11,7 @@ from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.evaluation import correct_examples
 from jaxpfl.models import classifier_cnn
+from tests.trees import drawn
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def test_ties_go_to_the_lowest_class_and_what_is_not_finite_is_incorrect():
 
 def test_a_convolutional_classifier_and_its_own_count_agree():
     model = classifier_cnn((8, 8, 1), classes=4)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = drawn(model, 0)
     images = RNG.integers(0, 256, (23, 8, 8, 1)).astype(np.uint8)
     found = correct_examples(model, params, held(images), batch_size=8)
     batch = {"image": jnp.asarray(images), "label": jnp.asarray(LABELS)}

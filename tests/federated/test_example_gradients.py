@@ -11,6 +11,7 @@ from jaxpfl import models
 from jaxpfl.federated.clients.clipped_gradients import clipped_sum
 from jaxpfl.models import CNN, MLP, CIFGLanguageModel, LSTMLanguageModel
 from jaxpfl.models.layers.embedding import look_up
+from tests.trees import drawn
 
 BATCH = 6
 RNG = np.random.default_rng(0)
@@ -97,8 +98,7 @@ def assert_near(found, expected, tolerance):
 def test_a_models_sum_is_that_of_gradients_that_are_formed(name):
     """TRUST 23: for every kind of layer; masked rows add nothing."""
     model, batch = MODELS[name]
-    # No bias remains zero.
-    params = jax.tree.map(lambda leaf: leaf + 0.01, model.init(jax.random.key(0)))
+    params = drawn(model, 0)
     mask = np.arange(BATCH) != 3
     found = summed(alone(model), params, batch, mask, 0.05)
     assert_near(found, formed(alone(model), params, batch, mask, 0.05), 2e-5)
@@ -108,7 +108,7 @@ def test_a_models_sum_is_that_of_gradients_that_are_formed(name):
 def test_an_example_has_the_same_bits_in_each_place(name):
     """TRUST 56: otherwise one that moves to another place would change the sum by itself."""
     model, batch = MODELS[name]
-    params, found = model.init(jax.random.key(0)), set()
+    params, found = drawn(model, 0), set()
     for place in range(BATCH):
         for neighbours in (0, 1e30, np.nan):
             moved = {field: np.roll(column, place, axis=0) for field, column in batch.items()}
@@ -172,7 +172,7 @@ def test_gradients_of_matrices_are_not_formed_for_all_examples():
 def test_gradients_of_embeddings_are_not_all_in_memory(tied):
     """On a CPU: less than half of them."""
     model = CIFGLanguageModel(2_000, embedding=16, hidden=64, projection=16, tied=tied)
-    params, mask = model.init(jax.random.key(0)), np.ones(32, bool)
+    params, mask = drawn(model, 0), np.ones(32, bool)
     batch = {"tokens": RNG.integers(4, 2_000, (32, 5)).astype(np.int32)}
     program = jax.jit(lambda *given: clipped_sum(alone(model), *given, 0.5))
     memory = program.lower(params, batch, mask).compile().memory_analysis()
@@ -271,7 +271,7 @@ def test_one_matrix_that_is_embedding_and_output_is_clipped_as_a_whole(rest):
 
 def test_gradients_of_many_weights_are_formed_for_a_few_examples_at_a_time(monkeypatch):
     model, batch = MODELS["LSTM"]
-    params, mask = model.init(jax.random.key(0)), np.arange(BATCH) != 3
+    params, mask = drawn(model, 0), np.arange(BATCH) != 3
     size = models.count_parameters(params)
     whole = summed(alone(model), params, batch, mask, 0.05)
     monkeypatch.setattr("jaxpfl.federated.clients.clipped_gradients._ENTRIES_OF_CPU", 2 * size)
@@ -281,7 +281,7 @@ def test_gradients_of_many_weights_are_formed_for_a_few_examples_at_a_time(monke
 
 def test_accelerators_form_the_gradients_of_many_examples_side_by_side(monkeypatch):
     model, batch = MODELS["tied CIFG"]
-    params, mask = model.init(jax.random.key(0)), np.arange(BATCH) != 3
+    params, mask = drawn(model, 0), np.arange(BATCH) != 3
     monkeypatch.setattr("jaxpfl.federated.clients.clipped_gradients.traced_platform", lambda: "gpu")
     found = compiled.__wrapped__(alone(model), 0.05)(params, batch, mask)
     assert_near(found, formed(alone(model), params, batch, mask, 0.05), 2e-5)

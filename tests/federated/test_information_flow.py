@@ -33,6 +33,7 @@ from tests.federated.cohorts import DIM, no_noise, plan, sum_of_all
 from tests.federated.releases import sum_by
 from tests.federated.telling import TELLING
 from tests.federated.test_local_training import LinearModel
+from tests.trees import drawn
 
 CLIENTS = 8
 
@@ -308,7 +309,7 @@ def test_local_training_passes_at_any_batch_and_chunk(batch, chunk):
         spec,
         execution=Execution(client_mesh(1), chunk),
     )
-    params = model.init(jax.random.key(0))
+    params = drawn(model, 0)
     assert len(check_information_flow(asked, clients, params).noisy) == 2
 
 

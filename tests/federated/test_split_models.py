@@ -22,6 +22,7 @@ from jaxpfl.models.decoder.network import Decoder
 from tests.federated.cohorts import bucket_of, door, held_vector, no_noise, plan, through
 from tests.federated.two_processes import ended, start
 from tests.refusals import refusal
+from tests.trees import drawn
 
 TINY = DecoderConfig("llama", vocab_size=16, hidden_size=8, layers=2, heads=2, inner_size=16)
 MLP = jp.models.MLP(features=6, classes=3, hidden=8)
@@ -30,7 +31,7 @@ MLP = jp.models.MLP(features=6, classes=3, hidden=8)
 def lora_training():
     """Clients that tune adapters, the pair (adapters, base) and their token rows."""
     model, params = lora.attach(
-        Decoder(TINY), Decoder(TINY).init(jax.random.key(0)), LoRA(rank=2), jax.random.key(1)
+        Decoder(TINY), drawn(Decoder(TINY), 0), LoRA(rank=2), jax.random.key(1)
     )
     tokens = np.random.default_rng(0).integers(0, 16, (8, 2, 2, 6)).astype(np.int32)
     training = LocalTraining(model, optax.sgd(0.5), adapters=True)
@@ -44,7 +45,7 @@ def mlp_training():
         "label": draw.integers(0, 3, (8, 2, 2)).astype(np.int32),
     }
     training = LocalTraining(MLP, optax.sgd(0.5, momentum=0.9))
-    return training, MLP.init(jax.random.key(0)), columns
+    return training, drawn(MLP, 0), columns
 
 
 def change(made, mesh, *, clients=8, chunk=None):

@@ -11,7 +11,6 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
@@ -34,6 +33,7 @@ from tests.data.tff_files import example, write_file
 from tests.federated.cohorts import plan
 from tests.published_models import in_shards, write_adapters, write_decoder, write_tokeniser
 from tests.text.masked_models import TINY_BERT
+from tests.trees import drawn
 
 # Of a manifest that no hash makes fit again.
 _ERRORS = (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError)
@@ -155,7 +155,7 @@ def vocabulary(path: Path) -> None:
 
 def own(folder: Path) -> None:
     model = LSTMLanguageModel(3, 2, 2, 1)
-    folders.save(folder / "model", model, model.init(jax.random.key(0)))
+    folders.save(folder / "model", model, drawn(model, 0))
 
 
 def adapters(folder: Path) -> None:
@@ -217,4 +217,4 @@ def trained(folder: Path) -> None:
     """A classifier of two features, as an export has it."""
     model = MLP(features=2, classes=2, hidden=3)
     fields = {"features": ["a", "b"], "classes": ["cat", "dog"]}
-    Trained(model, model.init(jax.random.key(0)), fields=fields).save(folder)
+    Trained(model, drawn(model, 0), fields=fields).save(folder)

@@ -28,7 +28,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 from tests.refusals import refusal
-from tests.trees import assert_close, assert_same
+from tests.trees import assert_close, assert_same, drawn
 
 SIZES = dict(vocab_size=23, hidden_size=8, layers=1, heads=2, positions=12)
 TOKENS = np.array([[1, 5, 3, 8, 2, -1], [1, 4, 4, 6, 7, 3], [1, 2, -1, -1, -1, -1]], np.int32)
@@ -82,7 +82,7 @@ def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
     model, batch = MODELS[kind]
     batch = batch or {"tokens": np.concatenate([TOKENS, TOKENS[:2]])}
     mask = np.arange(5) < 3
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = drawn(model, 0, 0.1)
     before = jax.tree.map(np.array, params)
     step = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
     (loss, sums), gradient = step(params, batch, mask)
@@ -110,7 +110,7 @@ def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
 
     empty = step(params, batch, np.zeros(5, bool))
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(empty))
-    moved = jax.tree.map(lambda leaf: leaf + 0.5, params)
+    moved = jax.tree.map(lambda leaf: np.asarray(leaf) + np.float32(0.5), params)
     assert step(moved, batch, mask)[0][0] != loss
     assert step(params, batch, mask)[0][0] == loss
     assert_same(params, before)

@@ -14,6 +14,7 @@ from jaxpfl.federated.clients.client import Examples, contribution
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.clients.optimizers import optimizer
 from jaxpfl.models import MLP, ResNet, base, classifier_cnn, emnist_cnn, summarise
+from tests.trees import drawn
 
 SMALL = ResNet(image_shape=(11, 10, 3), classes=4, crop=8, width=2, stages=(2, 1))
 SHALLOW = ResNet(image_shape=(9, 9, 1), classes=2, crop=8, width=2, stages=(1,))
@@ -36,7 +37,7 @@ def test_any_image_size_gives_logits(make, shape):
 
 def test_loss_is_the_mean_cross_entropy_of_images_scaled_to_one():
     model = classifier_cnn((8, 8, 1), 5)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = drawn(model, 0)
     given = batch(model, 4)
     mask = np.array([True, False, True, True])
     loss, metrics = jax.jit(model.loss)(params, given, mask)
@@ -54,7 +55,7 @@ def test_loss_of_rows_of_numbers_is_that_of_numpy(hidden):
     features = np.array([[0.5, -2e4, 3], [0, 1, -1], [7, 7, 7], [1e-3, 0, 2]], np.float32)
     labels = np.array([1, 0, 3, 2], np.int32)
     model = MLP(3, 4, hidden)
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = drawn(model, 0)
     assert len(params) == (2 if hidden else 1)
     x = np.arcsinh(features.astype(np.float64))
     for place in range(len(params)):
@@ -115,11 +116,7 @@ def reference(params, image):
 
 def test_logits_are_those_of_the_network_made_of_other_layers():
     # Scales and shifts that are all different, so that none is in the place of another.
-    rng = np.random.default_rng(1)
-    params = jax.tree.map(
-        lambda leaf: leaf + np.float32(0.2 * rng.normal(size=leaf.shape)),
-        jax.jit(SMALL.init)(jax.random.key(0)),
-    )
+    params = drawn(SMALL)
     images = jnp.asarray(batch(SMALL, 3)["image"])
     logits = jax.jit(SMALL.logits)
     expected = jax.jit(reference)(params, images)
@@ -151,7 +148,7 @@ def test_a_client_trains_on_crops_that_its_key_draws():
     given["label"] *= 0
     examples = Examples(given, jnp.ones((1, 4), bool), jnp.int32(1))
     train = jax.jit(partial(contribution, LocalTraining(SHALLOW, optimizer("sgd", 0.1))))
-    params = jax.jit(SHALLOW.init)(jax.random.key(0))
+    params = drawn(SHALLOW, 0)
     changes = [train(params, examples, jax.random.key(i))["stem"]["kernel"] for i in (0, 0, 1)]
     np.testing.assert_array_equal(changes[0], changes[1])
     assert not np.array_equal(changes[0], changes[2])

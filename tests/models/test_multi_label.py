@@ -17,6 +17,7 @@ from jaxpfl.models import MultiLabelResNet, summarise
 from jaxpfl.models.base import named_leaves
 from jaxpfl.models.checkpoints import torchvision_files
 from tests.refusals import refusal
+from tests.trees import drawn
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
@@ -112,16 +113,16 @@ def test_logits_are_those_of_numpy_and_of_each_image_alone(loaded):
 
 
 def test_without_weights_there_is_group_norm_in_the_same_places(loaded):
-    drawn = MODEL.init(jax.random.key(1))
-    assert jax.tree.map(jnp.shape, drawn) == jax.tree.map(jnp.shape, loaded[2])
+    params = drawn(MODEL)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, loaded[2])
     images = batch(3)["image"]
     logits = jax.jit(MODEL.logits)
     # Group norm sees no constant factor; frozen statistics do.
     dimmed = images.astype(np.float32) / np.float32(255)
-    scaled = jax.tree.map(jnp.array, drawn)
+    scaled = jax.tree.map(jnp.array, params)
     scaled["stem"]["kernel"] *= 3
-    np.testing.assert_allclose(logits(scaled, dimmed), logits(drawn, dimmed), atol=1e-4)
-    found = [jax.jit(loaded[1].logits)(each, dimmed) for each in (scaled, drawn)]
+    np.testing.assert_allclose(logits(scaled, dimmed), logits(params, dimmed), atol=1e-4)
+    found = [jax.jit(loaded[1].logits)(each, dimmed) for each in (scaled, params)]
     assert np.abs(found[0] - found[1]).max() > 1e-4
 
 

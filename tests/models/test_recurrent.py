@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.models import CIFGLanguageModel, LSTMLanguageModel
-from tests.trees import assert_close
+from tests.trees import assert_close, drawn
 
 SMALL = CIFGLanguageModel(vocab_size=11, embedding=4, hidden=6, projection=4)
 DEEP = CIFGLanguageModel(
@@ -20,15 +20,6 @@ TOKENS = np.array([[1, 5, 3, 8, 2, -1], [1, 4, 4, 6, 7, 3], [1, 2, -1, -1, -1, -
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def perturbed(model, scale=0.5):
-    """Parameters with no zeros, so that biases and peepholes are exercised too."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: leaf + jnp.asarray(rng.normal(size=leaf.shape) * scale, jnp.float32),
-        model.init(jax.random.key(3)),
-    )
 
 
 def reference_logits(model, params, row):
@@ -69,7 +60,7 @@ def reference_loss(model, params, tokens):
 
 @pytest.mark.parametrize("model", [SMALL, DEEP])
 def test_loss_and_every_gradient_follow_the_equations(model):
-    params = perturbed(model)
+    params = drawn(model, 0, 0.5)
     slope = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
     (loss, metrics), gradient = slope(params, {"tokens": TOKENS}, np.ones(3, bool))
     np.testing.assert_allclose(loss, reference_loss(model, params, TOKENS), rtol=1e-5)
@@ -89,7 +80,7 @@ def test_loss_and_every_gradient_follow_the_equations(model):
 
 
 def test_steps_give_the_sequences_logits():
-    params = perturbed(DEEP)
+    params = drawn(DEEP, 0, 0.5)
     whole = jax.jit(DEEP.logits)(params, TOKENS[:, :-1])
     carry, step = DEEP.initial_carry(3), jax.jit(DEEP.step)
     for t in range(TOKENS.shape[1] - 1):
@@ -98,7 +89,7 @@ def test_steps_give_the_sequences_logits():
 
 
 def test_clients_side_by_side_equal_clients_one_by_one():
-    params = [perturbed(DEEP), DEEP.init(jax.random.key(1))]
+    params = [drawn(DEEP, 0, 0.5), drawn(DEEP, 1)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     tokens = np.stack([TOKENS, TOKENS[::-1]])
     mask = np.ones((2, 3), bool)
@@ -114,7 +105,7 @@ def test_clients_side_by_side_equal_clients_one_by_one():
 
 
 def test_extreme_logits_stay_finite():
-    params = jax.tree.map(lambda leaf: leaf * 1e4, perturbed(SMALL))
+    params = jax.tree.map(lambda leaf: leaf * 1e4, drawn(SMALL, 0, 0.5))
     slope = jax.jit(jax.value_and_grad(SMALL.loss, has_aux=True))
     (loss, _), gradient = slope(params, {"tokens": TOKENS}, np.ones(3, bool))
     assert np.isfinite(loss)
@@ -122,7 +113,7 @@ def test_extreme_logits_stay_finite():
 
 
 def test_top_1_counts_every_target_but_padding_and_no_unknown_word_is_a_hit():
-    params = jax.tree.map(jnp.zeros_like, SMALL.init(jax.random.key(0)))
+    params = jax.tree.map(np.zeros_like, drawn(SMALL))
     symbols = dataclasses.replace(SMALL, oov=None)
 
     @partial(jax.jit, static_argnums=0)
@@ -157,7 +148,7 @@ def lstm(x_TxBxI, kernel, bias):
 
 def test_logits_and_gradients_of_an_lstm_are_those_of_a_plain_loop():
     model = LSTMLanguageModel(vocab_size=9, embedding=3, hidden=5, layers=2)
-    params, tokens = perturbed(model), np.abs(TOKENS)
+    params, tokens = drawn(model, 0, 0.5), np.abs(TOKENS)
 
     def plain(params):
         x = params["embedding"][tokens.T]

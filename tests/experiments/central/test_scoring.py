@@ -13,13 +13,14 @@ from jaxpfl.federated.clients.client import Static
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.microbatches import dealt, placed
+from tests.trees import drawn
 
 MODEL = Decoder(DecoderConfig("gpt2", 23, 16, 1, 2, positions=12, initializer_range=0.5))
 
 
 @pytest.fixture(scope="module")
 def params() -> Any:
-    return MODEL.init(jax.random.key(0))
+    return drawn(MODEL, 0)
 
 
 def _scored(params: Any, tokens: np.ndarray, size: int, mesh: Mesh | None = None) -> Any:

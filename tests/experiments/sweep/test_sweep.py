@@ -169,7 +169,7 @@ def test_every_point_has_its_own_noise_and_ledger(finished):
         plan = run["plan"]
         noises.setdefault(plan["clients_per_round"], set()).add(plan["noise_multiplier"])
         ledger = Ledger.read(folder / "ledger.jsonl")
-        epsilons.append(ledger.spent(1e-3))
+        epsilons.append(ledger.spent(1e-3, "rdp"))
         assert len(ledger.charges) == 2
     assert all(len(found) == 1 for found in noises.values())
     assert min(noises[10]) > min(noises[5]) and min(noises[10]) / 10 < min(noises[5]) / 5

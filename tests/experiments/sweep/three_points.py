@@ -8,7 +8,7 @@ BASE = {
         "name": "cnn", "image_shape": [8, 8, 1], "classes": 10, "hidden": 8,
         "features": [[4, True]],
     },
-    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
+    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5, "accountant": "rdp"},
     "training": {"rounds": 2, "clients_per_round": 10, "batch_size": 8, "max_examples": 16},
     "evaluation": {"declared_public": True, "every": 2},
 }  # fmt: skip

@@ -20,7 +20,7 @@ from jaxpfl.text import Decoding, LanguageModel
 from jaxpfl.text.tokenisers.fast import hugging_face, read_template
 from tests.published_models import CHAT_TEMPLATE, write_tokeniser
 from tests.refusals import refusal
-from tests.trees import assert_same
+from tests.trees import assert_same, drawn
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -46,7 +46,7 @@ def permuted(values: np.ndarray, heads: int) -> np.ndarray:
 def folder_of(folder: Path, config: DecoderConfig) -> Path:
     """A drawn model with a tokeniser, as a folder of Hugging Face's."""
     model = Decoder(config)
-    pretrained.save(folder, model, jax.jit(model.init)(jax.random.key(0)))
+    pretrained.save(folder, model, drawn(model, 0, 0.02))
     write_tokeniser(folder, start=True)
     return folder
 

@@ -13,7 +13,7 @@ from jaxpfl.models.own import from_functions
 from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.models.resnet import MultiLabelResNet
 from tests.refusals import refusal
-from tests.trees import assert_same
+from tests.trees import assert_same, drawn
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
@@ -28,7 +28,7 @@ MODELS = [WORDS, classifier_cnn((8, 8, 1), 3), FROZEN, *SMALL]
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_a_round_trip_is_exact(model, tmp_path):
-    params = model.init(jax.random.key(0))
+    params = drawn(model, 0)
     folders.save(tmp_path, model, params)
     again, found = folders.load(tmp_path)
     assert again == model
@@ -51,7 +51,7 @@ def test_functions_of_ones_own_are_in_no_file_and_given_to_the_loader(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
-    params = WORDS.init(jax.random.key(0))
+    params = drawn(WORDS, 0)
     wide, nan = ({**params, "output_bias": bias} for bias in (jnp.zeros(8), jnp.full(7, jnp.nan)))
     for model, given, words in (
         (WORDS, wide, "parameter output_bias must be float32 [7], found"),

@@ -22,7 +22,7 @@ from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from tests.refusals import refusal
-from tests.trees import assert_same
+from tests.trees import assert_same, drawn
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
@@ -256,7 +256,7 @@ def test_parameters_are_placed_on_the_devices_of_a_mesh(kind):
 def test_no_second_model_is_held_while_one_is_loaded(tmp_path):
     config = DecoderConfig("gpt2", vocab_size=5_000, hidden_size=160, layers=12, heads=4)
     model = Decoder(config)
-    pretrained.save(tmp_path, model, jax.jit(model.init)(jax.random.key(0)))
+    pretrained.save(tmp_path, model, drawn(model, 0))
     total = (tmp_path / WEIGHTS).stat().st_size
     largest = 12 * 160 * 640 * 4
     tracemalloc.start()

@@ -14,9 +14,9 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
-from tests.models.decoder.test_network import BOTH, GEMMA3, GPT2, LLAMA, TOKENS, drawn, logits_of
+from tests.models.decoder.test_network import BOTH, GEMMA3, GPT2, LLAMA, TOKENS, logits_of
 from tests.refusals import refusal
-from tests.trees import assert_close, assert_same
+from tests.trees import assert_close, assert_same, drawn
 
 BATCH, MASK = {"tokens": TOKENS}, np.ones(3, bool)
 
@@ -32,7 +32,7 @@ def adapted(config, settings=None):
     adapters, base = adapter_trees.split(params)
     rng = np.random.default_rng(3)
     noise = jax.tree.map(lambda leaf: np.float32(0.1 * rng.normal(size=leaf.shape)), adapters)
-    return model, jax.tree.map(jnp.add, adapters, noise), base
+    return model, jax.tree.map(np.add, adapters, noise), base
 
 
 @partial(jax.jit, static_argnums=0)
@@ -136,7 +136,7 @@ def test_training_moves_adapters_alone(config):
 )
 def test_a_base_of_int8_or_bfloat16(config, compute):
     model = Decoder(config, compute=compute)
-    params = drawn(model, 0.1)
+    params = drawn(model, scale=0.1)
     small, stored = quantise(model, params)
     assert stored["layers"]["up"]["kernel_int8"].dtype == jnp.int8
     assert "kernel" not in stored["layers"]["up"]

@@ -15,7 +15,7 @@ from jaxpfl.models.decoder.config import DecoderConfig, RopeScaling
 from jaxpfl.models.decoder.layers import packed, wide_matmul
 from jaxpfl.models.decoder.network import Decoder
 from tests.refusals import refusal
-from tests.trees import assert_close
+from tests.trees import assert_close, drawn
 
 GPT2 = DecoderConfig("gpt2", vocab_size=23, hidden_size=12, layers=3, heads=3, positions=40)
 LLAMA = DecoderConfig(
@@ -54,17 +54,6 @@ TOKENS = np.array(
     [[3, 0, 22, 7, 7, 1, 9, 4], [5, 6, 2, 0, PAD, PAD, PAD, PAD], [8, 1, 1, 1, 1, 1, 22, PAD]],
     np.int32,
 )
-
-
-def drawn(model, scale=0.3):
-    """Parameters in which every scale, bias and matrix matters; a Gemma adds 1 to its scales."""
-    rng, near_one = np.random.default_rng(1), model.config.model_type != "gemma3_text"
-
-    def leaf(path, shape):
-        mean = float(near_one and path[-1].key == "scale")
-        return jnp.asarray(rng.normal(mean, scale, shape.shape), jnp.float32)
-
-    return jax.tree.map_with_path(leaf, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -146,7 +135,7 @@ def test_remat_changes_no_gradient(config):
 def test_bfloat16_keeps_norms_softmax_and_losses_in_float32(config):
     """Near to float32, but not equal; weights stored in bfloat16 too."""
     model, half, row = Decoder(config), Decoder(config, compute="bfloat16"), TOKENS[:1]
-    params = drawn(model, 0.1)
+    params = drawn(model, scale=0.1)
     assert jax.eval_shape(half.hidden, params, row).dtype == jnp.bfloat16
     exact, found = (np.asarray(logits_of(each, params, row)) for each in (model, half))
     assert found.dtype == jnp.float32

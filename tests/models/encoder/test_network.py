@@ -11,6 +11,7 @@ import pytest
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 from tests.refusals import refusal
+from tests.trees import drawn
 
 SIZES = dict(
     vocab_size=40, hidden_size=12, layers=3, heads=3, inner_size=20, positions=9,
@@ -28,18 +29,6 @@ MODELS = {
 }
 
 
-def _params(model):
-    """Parameters without zeros and ones, so that every one of them matters."""
-    rng = np.random.default_rng(1)
-
-    def drawn(keys, leaf):
-        mean = 1.0 if keys[-1].key == "scale" else 0.0
-        return rng.normal(mean, 0.4, leaf.shape).astype(np.float32)
-
-    shapes = jax.eval_shape(model.init, jax.random.key(1))
-    return jax.tree.map_with_path(drawn, shapes)
-
-
 def _batch():
     rng = np.random.default_rng(0)
     tokens_BxL = rng.integers(0, 40, (4, 7), np.int32)
@@ -50,7 +39,7 @@ def _batch():
 def test_layers_of_a_group_share_their_parameters():
     """Of three layers in two groups, the first two; each may have its own, which are then equal."""
     model, tokens = MODELS["albert"], _batch()[0]
-    params = _params(model)
+    params = drawn(model, scale=0.4)
     own = {"layer_0": params["layer_0"], "layer_1": params["layer_0"], "layer_2": params["layer_1"]}
     other = Encoder(dataclasses.replace(ALBERT, groups=3))
     found = jax.jit(other.hidden)(params | own, tokens)
@@ -62,7 +51,7 @@ def test_layers_of_a_group_share_their_parameters():
 def test_padding_may_lie_in_front_where_positions_count_real_tokens_and_hold_anything(kind):
     """What masked positions hold makes no difference at all; minus one masks by itself."""
     model = MODELS[kind]
-    params = _params(model)
+    params = drawn(model, scale=0.4)
     tokens_BxL, mask_BxL = _batch()
     hidden = jax.jit(model.hidden)
     expected = np.asarray(hidden(params, tokens_BxL, mask_BxL))
@@ -84,7 +73,7 @@ def test_padding_may_lie_in_front_where_positions_count_real_tokens_and_hold_any
 )
 def test_a_row_without_real_tokens_is_finite_and_so_is_the_gradient(kind):
     model = MODELS[kind]
-    params = _params(model)
+    params = drawn(model, scale=0.4)
     tokens_BxL, mask_BxL = _batch()
     mask_BxL[1] = False
 
@@ -101,7 +90,7 @@ CAUSAL = Encoder(dataclasses.replace(BERT, layers=1, groups=1), causal=True, hea
 
 
 def test_next_token_loss_and_accuracy_are_those_of_the_logits():
-    params = _params(CAUSAL)
+    params = drawn(CAUSAL, scale=0.4)
     tokens_BxL, mask_BxL = _batch()
     tokens_BxL = np.where(mask_BxL, tokens_BxL, -1)
     rows = np.array([True, True, True, False])

@@ -12,6 +12,7 @@ from jaxpfl.text.character.top_words import top_words
 from jaxpfl.text.character.words import CHARACTER_IDS, END, START, SYMBOLS, encode_words
 from jaxpfl.text.metrics.prediction import log_probabilities
 from tests.models.test_recurrent import reference_logits
+from tests.trees import drawn
 
 # 0xc3 begins a character of two bytes and 0xa9 ends one; 0xff is in no UTF-8.
 ALPHABET = [ord("a"), ord("b"), ord(" "), 0xC3, 0xA9, 0xFF]
@@ -22,7 +23,7 @@ MODEL = char_lm(embedding=6, hidden=10, projection=7, layers=2)
 @pytest.fixture(scope="module")
 def params():
     """Random, with peaks, and as good as no other bytes."""
-    params = jax.tree.map(lambda leaf: 4 * leaf, MODEL.init(jax.random.key(3)))
+    params = drawn(MODEL, 3, 0.5)
     bias = np.full(SYMBOLS, -1e4, np.float32)
     bias[[*ALPHABET, END]] = [0.3, 0.1, -0.4, 0.2, 0.0, -1.0, 0.5]
     # Large where nothing may be drawn: a missing mask would show.

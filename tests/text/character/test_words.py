@@ -20,6 +20,7 @@ from jaxpfl.text.character.words import (
     show,
 )
 from jaxpfl.text.tokenisers.vocabulary import words
+from tests.trees import drawn
 
 ENCODED = [
     # word, cap, ids
@@ -130,7 +131,7 @@ def test_the_model_learns_an_end_but_no_padding():
     """Targets: every byte, and the end of a word that is not cut."""
     model = char_lm(embedding=4, hidden=4, projection=4, layers=1)
     batch = {"tokens": jax.numpy.asarray(encode_words(["ab", "abcd"], 3))}
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = drawn(model, 0)
     metrics = jax.jit(model.evaluate)(params, batch, jax.numpy.ones(2, bool))
     assert float(metrics["count"]) == 3 + 3
 

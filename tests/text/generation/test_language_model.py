@@ -13,6 +13,7 @@ from jaxpfl.text.generation.decoding import cut
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.tokenisers.base import Tokeniser, pad
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+from tests.trees import drawn
 
 BYTES = UTF8Bytes()
 MODEL = Decoder(
@@ -51,9 +52,7 @@ SMALL = Decoder(
 )
 
 
-@lru_cache
-def params_of(model):
-    return jax.jit(model.init)(jax.random.key(0))
+params_of = lru_cache(lambda model: jax.device_put(drawn(model, 0)))
 
 
 def generated(stop=(), **changed):
@@ -146,7 +145,7 @@ def test_texts_are_cut_by_tokens_and_never_within_a_character():
 
 def test_other_parameters_write_otherwise():
     made = LanguageModel(SMALL, params_of(SMALL), Few())
-    other = made.replaced(SMALL, SMALL.init(jax.random.key(9)))
+    other = made.replaced(SMALL, jax.device_put(drawn(SMALL, 9)))
     key, decoding = jax.random.key(1), Decoding(16)
     assert other.tokeniser is made.tokeniser
     assert other.digest() != made.digest() == LanguageModel(SMALL, made.params, Few()).digest()

@@ -7,6 +7,7 @@ from jaxpfl.models import PAD, CIFGLanguageModel
 from jaxpfl.text import Vocabulary, generate_sentences, sample_tokens
 from jaxpfl.text.generation.sentences import SpecialIds, slots_of
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED
+from tests.trees import drawn
 
 VOCABULARY = Vocabulary.from_texts(["the cat sat", "a dog sat there"] * 2, 16, source="here")
 MODEL = CIFGLanguageModel(vocab_size=len(VOCABULARY), embedding=8, hidden=12, projection=8)
@@ -15,7 +16,7 @@ KEY = jax.random.key(1)
 
 @pytest.fixture(scope="module")
 def params():
-    return MODEL.init(jax.random.key(0))
+    return drawn(MODEL, 0)
 
 
 def test_a_sequence_that_ended_makes_room_for_the_next(params):

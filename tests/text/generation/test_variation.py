@@ -20,6 +20,7 @@ from tests.published_models import SIZES
 from tests.refusals import refusal
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 from tests.text.tokenisers.utf8_bytes import UTF8Bytes
+from tests.trees import drawn
 
 # Beyond the bytes and their end: mask, first, last, and a row of no token.
 MASK, FIRST, LAST, VOCAB = 257, 258, 259, 261
@@ -30,7 +31,7 @@ TEXTS = ["the quick brown fox jumps", "over", "", "a lazy dog, and a small cat s
 def masked():
     config = EncoderConfig("roberta", vocab_size=VOCAB, positions=80, pad=260, **SIZES)
     model = Encoder(config, head=True)
-    return model, model.init(jax.random.key(0))
+    return model, drawn(model, 0)
 
 
 def fill(masked, **settings):
@@ -161,7 +162,7 @@ def test_a_model_that_is_no_masked_language_model_is_refused(tmp_path):
 @pytest.fixture(scope="module")
 def writer():
     model = Decoder(DecoderConfig("llama", vocab_size=257, positions=128, **SIZES))
-    return LanguageModel(model, model.init(jax.random.key(0)), UTF8Bytes())
+    return LanguageModel(model, drawn(model, 0), UTF8Bytes())
 
 
 def test_continue_keeps_the_beginning_and_the_length(writer):

@@ -9,6 +9,7 @@ from jaxpfl.models.base import PAD
 from jaxpfl.models.recurrent import CIFGLanguageModel
 from jaxpfl.text.metrics.prediction import log_densities, unlikely
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS
+from tests.trees import drawn
 
 MODEL = CIFGLanguageModel(vocab_size=12, embedding=4, hidden=6, projection=4)
 
@@ -26,7 +27,7 @@ def rows(number: int) -> np.ndarray:
 
 
 def test_a_density_is_the_loss_of_the_sentence_alone():
-    params = MODEL.init(jax.random.key(0))
+    params = drawn(MODEL, 0)
     tokens = rows(40)
     found = log_densities(MODEL, params, tokens)
     one = jax.numpy.ones(1, bool)
@@ -40,7 +41,7 @@ def test_a_density_is_the_loss_of_the_sentence_alone():
 
 
 def test_unlikely_sentences_are_those_below_the_threshold():
-    params = MODEL.init(jax.random.key(1))
+    params = drawn(MODEL, 1)
     tokens = rows(50)
     densities = log_densities(MODEL, params, tokens)
     threshold = float(np.quantile(densities, 0.3))

@@ -7,6 +7,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.models import PAD, CIFGLanguageModel
 from jaxpfl.text import Vocabulary, oov_rates, oov_rates_of, sample_tokens
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, UNUSED
+from tests.trees import drawn
 
 ROWS = np.array(
     [[OOV, 4, EOS, PAD], [4, OOV, OOV, 4], [EOS, PAD, PAD, PAD], [OOV, EOS, PAD, PAD]], np.int32
@@ -46,7 +47,7 @@ def test_rates_of_clients():
 def test_rates_of_generated_sentences_are_the_models():
     """At the first place the model's own probabilities say what the rate is."""
     model = CIFGLanguageModel(vocab_size=9, embedding=4, hidden=6, projection=4)
-    params = jax.tree.map(lambda leaf: 3 * leaf, model.init(jax.random.key(0)))
+    params = drawn(model, 0, 1.0)
     rates = oov_rates(
         sample_tokens(model, params, jax.random.key(1), np.arange(4000), max_tokens=5)
     )

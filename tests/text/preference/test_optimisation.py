@@ -21,6 +21,7 @@ from jaxpfl.text.preference.losses import Constants, Objective, dpo, ipo, log_ra
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
 from tests.refusals import refusal
 from tests.text.preference.test_losses import by_numpy
+from tests.trees import drawn
 
 CONFIGS = {
     "gpt2": DecoderConfig("gpt2", 31, 16, 2, 2, positions=24, initializer_range=0.3),
@@ -35,15 +36,10 @@ SETTINGS = PreferenceSettings(
 def _model(name: str = "llama", key: int = 0) -> tuple[Decoder, Any]:
     """A tiny model whose adapters are not the identity."""
     plain = Decoder(CONFIGS[name])
-    model, params = lora.attach(
-        plain, plain.init(jax.random.key(key)), LoRA(2, 4.0), jax.random.key(key + 1)
-    )
+    model, params = lora.attach(plain, drawn(plain, key), LoRA(2, 4.0), jax.random.key(key + 1))
     adapters, base = adapter_trees.split(params)
-    generator = np.random.default_rng(key)
-    adapters = jax.tree.map(
-        lambda leaf: jnp.asarray(generator.normal(size=leaf.shape).astype(np.float32) * 0.2),
-        adapters,
-    )
+    rng = np.random.default_rng(key)
+    adapters = jax.tree.map(lambda leaf: np.float32(0.2 * rng.normal(size=leaf.shape)), adapters)
     return model, adapter_trees.join(adapters, base)
 
 
@@ -173,7 +169,7 @@ def evaluate(policy, reference, settings):
 @pytest.mark.parametrize("loss", ["dpo", "ipo"])
 def test_tuning_raises_the_margin_of_held_out_pairs(loss):
     plain = Decoder(CONFIGS["gpt2"])
-    start = plain.init(jax.random.key(3))
+    start = drawn(plain, 3)
     model, params = lora.attach(plain, start, LoRA(4, 8.0), jax.random.key(4))
     settings = dataclasses.replace(SETTINGS, loss=loss, tau=0.1, batch_size=16, epochs=6)
     tuned = tune(model, params, _preferring(160, 0), settings, seed=0)

@@ -94,7 +94,7 @@ def test_a_choice_is_stored_charged_as_one_release_and_not_made_again(
 
 
 def test_where_the_noise_hides_every_gain_the_mixture_is_taken_and_said(of_both, tmp_path):
-    more = ("--fred.epsilon", "0.05", "--training.rounds", "1")
+    more = ["--fred.epsilon", "0.05", "--training.rounds", "1", "--privacy.accountant", "rdp"]
     config = registry.load(of_both, (*CHOSEN, *ALONE, *more))
     outcome = carry_out.run(config, tmp_path / "run", progress=False)
     assert outcome.record["fred"]["choice"]["kappa"] is None

@@ -73,7 +73,7 @@ def test_two_private_rounds_from_frozen_weights_and_the_export_of_both(flair):
     tensors = state_dict(4, (1, 1))
     safetensors_numpy.save_file(tensors, weights / "model.safetensors")
     given = [*SMALL, "--model.path", str(weights), "--model.width", "4", "--model.groups", "4",
-             "--model.classes", "3"]  # fmt: skip
+             "--model.classes", "3", "--privacy.accountant", "rdp"]  # fmt: skip
     config = registry.load(ROOT / "configs" / "pfl" / "flair.yaml", given)
     record = carry_out.run(config, flair / "run", progress=False).record
     assert "epsilon = 2" in record["privacy"]

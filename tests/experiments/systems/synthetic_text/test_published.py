@@ -170,7 +170,7 @@ def test_rephrasing_without_a_chat_template_is_refused_by_a_dry_run(published, t
     """As by a run, before anything is charged."""
     mapping = to_mapping(published("private_evolution"))
     mapping["evolution"] |= {"form": "aug_pe", "variation": "rephrase"}
-    mapping["privacy"]["delta"] = 1e-5
+    mapping["privacy"] |= {"delta": 1e-5, "accountant": "rdp"}
     config = from_mapping(mapping, "here")
     refusal(lambda: dry_run(config), "'rephrase' without a chat template: choose 'continue'")
     refusal(lambda: carry_out.run(config, tmp_path / "out", progress=False), "'rephrase'")
