@@ -91,7 +91,7 @@ def main(config: Config) -> list[dict]:
             blocked[name] = min(blocked[name], time.perf_counter() - start)
             wait()
             durable[name] = min(durable[name], time.perf_counter() - start)
-    checkpoints.close()
+    checkpoints.wait()
     orbax.close()
     shutil.rmtree(folder)
     rows = [
