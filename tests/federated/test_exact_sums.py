@@ -152,9 +152,8 @@ def test_the_noise_is_larger_by_what_the_clip_may_exceed(sums):
     key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry4x32")
     key = jax.random.fold_in(key, 0)  # of the vector; the indicators have another
     grid = 2.0**-6
-    off = []
+    off, drawn = [], np.float64(standard_normal(key, (high.size,)))
     for slack in (1, 1 + 2**-16):
-        drawn = np.float64(standard_normal(key, (high.size,)))
         noisy = total + drawn * multiplier * CLIP * slack
         off.append(np.count_nonzero(np.round(noisy / grid)[:width] * grid != released))
     assert off[1] < 10 < 50 < off[0]

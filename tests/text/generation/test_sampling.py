@@ -16,7 +16,6 @@ from jaxpfl.text.generation import sampling
 from jaxpfl.text.generation.decoding import Decoding, draw, keep_top_p, probabilities
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.tokenisers.base import Tokeniser, pad
-from tests.trees import drawn
 
 SIZES = dict(vocab_size=37, hidden_size=16, layers=2, heads=4, positions=64)
 GPT2 = Decoder(DecoderConfig("gpt2", **SIZES, initializer_range=0.3))
@@ -47,7 +46,11 @@ class Ids(Tokeniser):
         return (b"x",) * self.vocab_size
 
 
-params_of = lru_cache(lambda model: drawn(model, 0))
+@lru_cache
+def params_of(model):
+    return jax.jit(model.init)(jax.random.key(0))
+
+
 ENDS = Ids(37, (3, 5))
 
 
