@@ -27,7 +27,10 @@ def processor() -> dict[str, str]:
     The name alone is not enough: rented machines hide it ("AMD EPYC"), and on processors of one
     name that have other instructions, one program may round in another way.
     """
-    text = _CPUINFO.read_text("utf-8") if _CPUINFO.exists() else ""
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8")
+    except OSError:
+        text = ""
     first = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     fields = {name.strip(): value.strip() for name, _, value in first}
     kind = {name: fields[name] for name in _KIND if name in fields}

@@ -77,7 +77,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     "own_table": SHARED | {"systems", "registry", "carry_out", "choose_corpus"},
     "launch": set(),
     "sweep": SHARED | {"systems", "registry", "carry_out", "launch", "export"},
-    "export": SHARED | {"systems", "registry", "carry_out", "run", "deployment"},
+    "export": SHARED | {"systems", "registry", "carry_out", "run"},
     "own_models": SHARED | {"systems", "registry", "carry_out", "export"},
     "audit": SHARED | {"systems", "registry"},
     "dry_run": SHARED | {"systems", "registry", "sweep"},

@@ -198,7 +198,7 @@ def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         from jaxpfl.experiments.deployment import FILL_IN, entry, left
 
         content = entry(arguments.directory)
-        fields = f"{len(left(content))} fields begin with {FILL_IN.strip()!r}"
+        fields = f"{len([*left(content)])} fields begin with {FILL_IN.strip()!r}"
         print(f"{fields}: a person must", file=sys.stderr)
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
         return {"entry": content, "text": text.rstrip()}

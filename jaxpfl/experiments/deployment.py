@@ -5,7 +5,6 @@ The fields, in deployment.yaml.jinja, are those of the registry's template for t
 person can know begins with `FILL_IN`. The certificate is checked first, by `privacy.verify`.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from jaxpfl.privacy.verify import Unfit, at, check, cost_of
 
 FILL_IN = "FILL IN: "
 
-UNITS = {
+_UNITS = {
     "client": "client: everything that one client holds, in all its releases together",
     "example": "example: one example of a client, in all releases together",
 }
@@ -66,7 +65,7 @@ def entry(run: str | Path) -> dict[str, Any]:
         slug=re.sub(r"[^a-z0-9]+", "-", path.absolute().parent.name.lower()).strip("-"),
         product=product,
         unprotected=[f"the number of {first['unit']}s, rounds and clip norms", *uncovered],
-        unit=UNITS[first["unit"]],
+        unit=_UNITS[first["unit"]],
         neighbours=f"{_words(first['adjacency'])} {first['unit']}{number}",
         epsilon=first["epsilon"] if together is None else together(first["delta"]),
         delta=first["delta"],
@@ -81,9 +80,14 @@ def entry(run: str | Path) -> dict[str, Any]:
     return yaml.safe_load(content)
 
 
-def left(content: Any) -> list[str]:
-    """What a person must fill in."""
-    return re.findall(f"{FILL_IN}(.*)", yaml.safe_dump(content, width=math.inf))
+def left(content: Any) -> Iterator[str]:
+    """Yields what a person must fill in."""
+    if isinstance(content, str) and content.startswith(FILL_IN):
+        yield content.removeprefix(FILL_IN)
+    inner = content.values() if isinstance(content, Mapping) else content
+    if not isinstance(content, str) and isinstance(inner, Sequence | type({}.values())):
+        for part in inner:
+            yield from left(part)
 
 
 def _mechanisms(ledgers: Sequence[Mapping[str, Any]]) -> Iterator[str]:

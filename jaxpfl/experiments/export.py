@@ -23,7 +23,6 @@ from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.carry_out import as_written
-from jaxpfl.experiments.deployment import UNITS
 from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.records.lines import where_begun
@@ -40,6 +39,10 @@ from jaxpfl.trained import Trained
 
 _CORPUS = "corpus"
 _CARD = "README.md"
+_UNITS = {
+    "client": "client: one client with everything that it holds, over the whole run",
+    "example": "example: one example of a client",
+}
 
 
 def export(
@@ -172,7 +175,7 @@ def _card(title: str, statement: str, made: Made) -> dict[str, Any]:
     if plan is not None:
         terms = {
             "delta": f"{plan.delta:g}" if plan.private else "none: there is no noise",
-            "unit": UNITS[plan.unit],
+            "unit": _UNITS[plan.unit],
             "adjacency": f"{plan.adjacency} {plan.unit}".replace("_", " "),
             "accountant": plan.guarantee().accountant.upper() if plan.private else "none",
         }

@@ -214,9 +214,10 @@ def _require_adjacency(leaf: dp_accounting.DpEvent, adjacency: Adjacency) -> Non
     allowed = [own] if own == "replace_one" else [*dict.fromkeys((own, "zero_out_one"))]
     everyone = all(isinstance(part, dp_accounting.GaussianDpEvent) for part in events.noises(leaf))
     if not everyone and adjacency not in allowed:
+        fixed = ": whoever joins a cohort of fixed size takes the place of another"
         raise InputError(
-            f"a {type(leaf).__name__} is accounted for under {' or '.join(allowed)} only, found "
-            f"{adjacency}"
+            f"this release is accounted for under {' or '.join(allowed)} only, found {adjacency}"
+            + (fixed if own == "replace_one" else "")
         )
 
 

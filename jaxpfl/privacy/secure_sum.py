@@ -13,7 +13,8 @@ differential privacy, that is by Renyi divergences
 of n discrete Gaussian shares of standard deviation s steps over P coordinates, D2 in deviations of
 the noise, for whole orders a. Neighbours differ in one client's update, which is replaced by zero;
 its noise share stays, as does that of each other client that has not dropped out. A client whose
-noise share the adversary knows, because it planted that client, counts among the dropouts.
+noise share the adversary knows, because it planted that client, counts among the dropouts. If more
+clients drop out than was planned for, nothing is released.
 
 A sum that leaves the range of 2^bits numbers wraps around, which costs no privacy, but is wrong;
 `overflow_probability` bounds how often.

@@ -88,8 +88,8 @@ def test_it_has_the_registrys_fields_and_the_certificates_values(run, capsys):
     implementation = deployment.entry(run)["deployment"]["implementation"]
     assert "all take part" in implementation["mechanisms"]
     # What was not charged is not claimed.
-    assert "nothing of it is in the epsilon" in str(deployment.left(entry))
-    assert f"{len(deployment.left(entry))} fields begin with" in printed.err
+    assert "nothing of it is in the epsilon" in str([*deployment.left(entry)])
+    assert f"{len([*deployment.left(entry)])} fields begin with" in printed.err
 
 
 def test_of_a_selection_it_says_what_tuning_cost(run):

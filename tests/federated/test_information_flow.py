@@ -276,23 +276,6 @@ def test_unchecked_it_runs_and_everything_says_that_it_is_not_private(tmp_path, 
         dataclasses.replace(PLAN, unchecked=True)
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda x: jax.lax.psum(x, "clients"),
-        lambda x: jax.lax.ppermute(x, "clients", [(0, 1)]),
-        lambda x: jax.jit(lambda x: jax.lax.all_gather(x, "clients")[0])(x),
-    ],
-)
-def test_clients_ask_no_others_even_unchecked(ask, tmp_path):
-    """TRUST 42: although the axis of clients is there where a client function is traced."""
-    participation, ledger = Poisson(CLIENTS, CLIENTS), tmp_path / "ledger.jsonl"
-    made = Plan.without_privacy(rounds=1, participation=participation, unchecked=True)
-    with pytest.raises(InformationLeak, match="collective"):
-        jp.release(lambda b, e, key: ask(e.batches["x"][0, 0]), population(), made, ledger=ledger)
-    assert not ledger.exists() or len(Ledger.read(ledger)) == 0
-
-
 @pytest.mark.parametrize("chunk", [1, 32])
 @pytest.mark.parametrize("batch", [4, 16, 32])
 def test_local_training_passes_at_any_batch_and_chunk(batch, chunk):

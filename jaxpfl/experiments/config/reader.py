@@ -88,11 +88,12 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
     """The values of `--section.key VALUE` arguments by key; the last one of a key counts."""
+    for argument in arguments:  # values, too
+        if argument != argument.encode("utf-8", "replace").decode():
+            raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
     valid, values, rest = dict(_keys(kind)), dict[str, Any](), list(arguments)
     while rest:
         argument = rest.pop(0)
-        if argument != argument.encode("utf-8", "replace").decode():
-            raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
         if not argument.startswith("--"):
             what = f"{_COMMAND_LINE}: unexpected argument {argument!r}"
             raise InputError(f"{what}; a setting is given as --section.key VALUE")

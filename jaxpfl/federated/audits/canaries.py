@@ -19,6 +19,7 @@ how much all rounds look like "in":
                  nothing, it uses the cohorts.
     sum          of all rounds but the last of an odd number. Noise that rounds share cancels in it.
 
+With cyclic participation, trials are those canaries alone whose place in an epoch shows most.
 `Gradients` asks as training does, with a model whose gradient is the client's data. The questions
 in `algorithms.canaries` call algorithms' own client functions. It is a SIMULATION: nothing is
 charged but ledgers of the game's own, and its secrets follow from a seed.

@@ -19,7 +19,6 @@ with few examples then take little memory and time. A whole function always gets
 function is traced for one client before that, so that it never sees arrays of several.
 """
 
-import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
@@ -29,11 +28,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 
 from jaxpfl import checks
 from jaxpfl.errors import InformationLeak, InputError
-from jaxpfl.federated.mesh import CLIENTS
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -87,8 +84,9 @@ class Stateful(Protocol):
     `finish` gets, and `sent` is the contribution as it was added up, after the clip. Whole, it is
     called as `(broadcast, client_state, examples, key) -> (contribution, client_state)`.
 
-    Who takes part does not depend on states, so that a round costs what it costs without them. A
-    client whose contribution is not finite, which counts as zero, keeps the state that it had.
+    A client gets its own state alone, and it never leaves the client. Who takes part does not
+    depend on states, so that a round costs what it costs without them. A client whose contribution
+    is not finite, which counts as zero, keeps the state that it had.
     """
 
     def client_state(self, broadcast: PyTree, /) -> PyTree:
@@ -105,8 +103,9 @@ class BoundedByExample(Protocol):
     """A client function that bounds each single example's share of its contribution.
 
     Adding or removing any one example moves the contribution, a sum over the client's examples, by
-    at most `example_bound` in L2 norm, whatever the data. The contribution of no examples is
-    exactly zero, and examples may be computed in several blocks whose contributions are added.
+    at most `example_bound` in L2 norm, in the contribution's units, whatever the data. The
+    contribution of no examples is exactly zero, and examples may be computed in several blocks
+    whose contributions are added.
     Under `Plan(unit="example")` the door does not clip contributions and relies on this bound. It
     is therefore part of the privacy guarantee and must be tested on adversarial neighbours.
 
@@ -315,16 +314,11 @@ class TracedClient(NamedTuple):
     client_state: PyTree
 
 
-def traced(
-    client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples, mesh: Mesh
-) -> TracedClient:
-    """Traces the client function for one client, as a device of the mesh computes it.
-
-    Inside `shard_map`, as in the program of all clients: JAX then traces each method once for both.
-    The axis of clients is there: whoever calls this must refuse collectives (`lanes_of`).
+def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> TracedClient:
+    """Traces the client function for one client.
 
     Raises:
-      InformationLeak: it names another axis, or has a `shard_map` of its own.
+      InformationLeak: it uses a collective over clients or devices.
       InputError: it takes other arguments or looks up another column, a step or a round returns
         another state, or the contribution is not a tree of float arrays.
     """
@@ -336,7 +330,8 @@ def traced(
         wanted |= {"finish": "(broadcast, state)"}
         wanted |= {"keep": "(broadcast, state, sent)"} if own else {}
         for method, arguments in wanted.items():
-            checks.arguments(f"{method} of {whose}", getattr(client_fn, method, None), arguments)
+            function = getattr(client_fn, method, None)
+            checks.arguments(f"{method} of {whose}", function, arguments)
     else:
         checks.arguments(whose, client_fn, f"(broadcast, {own}examples, key)")
 
@@ -344,12 +339,7 @@ def traced(
         sent, last = computed(client_fn, broadcast, client_state, examples, key)
         return sent, next_state(client_fn, broadcast, last, sent) if own else None
 
-    def here(function: Callable[..., Any], *given: Any) -> jax.stages.Traced:
-        places: Any = {"mesh": mesh, "in_specs": PartitionSpec(), "out_specs": PartitionSpec()}
-        mapped = jax.shard_map(function, axis_names={CLIENTS}, check_vma=False, **places)
-        return jax.jit(mapped).trace(*given)
-
-    before = here(partial(first_state, client_fn), broadcast).out_info
+    before = jax.eval_shape(partial(first_state, client_fn), broadcast)
     leaves, extended = jax.tree.leaves(before), jax.dtypes.extended
     if own and not (leaves and not any(jnp.issubdtype(leaf.dtype, extended) for leaf in leaves)):
         raise InputError(
@@ -360,27 +350,26 @@ def traced(
         if isinstance(client_fn, Stepping):
             init, step = (partial(client_part, client_fn, name) for name in ("init", "step"))
             own_state = () if before is None else (before,)
-            first = here(init, broadcast, *own_state, key).out_info
+            first = jax.eval_shape(init, broadcast, *own_state, key)
             batch, mask = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
                 (examples.batches, examples.mask),
             )
-            stepped = here(step, broadcast, first, batch, mask, key).out_info
+            stepped = jax.eval_shape(step, broadcast, first, batch, mask, key)
             _require_equal(f"step of {whose}", "init", first, stepped)
         # `one_round` is new in each call, so that JAX caches nothing of it.
-        program = here(one_round, broadcast, before, examples, key)
+        program = jax.jit(one_round).trace(broadcast, before, examples, key)
     except KeyError as error:
         if len(error.args) != 1 or error.args[0] in examples.batches:
             raise
         columns = f"its examples have the columns {', '.join(sorted(examples.batches))}"
         missing = f"looks up {error.args[0]!r}, which is not there"
         raise InputError(f"{whose} {missing}: {columns}") from error
-    except (NameError, ValueError) as error:
-        reason, line = str(error).partition("\n")[0], traceback.extract_tb(error.__traceback__)[-1]
-        if "unbound axis name" not in reason and "passed to shard_map" not in reason:
+    except NameError as error:
+        if "unbound axis name" not in str(error):
             raise
-        leak = f"asks other clients or devices ({line.filename}:{line.lineno})"
-        raise InformationLeak(f"{whose} {leak}: {reason}") from error
+        leak = "asks other clients or devices by a collective (psum and the like)"
+        raise InformationLeak(f"{whose} {leak}: {str(error).splitlines()[0]}") from error
     except TypeError as error:
         if "not a valid JAX type" not in str(error):
             raise
@@ -392,7 +381,7 @@ def traced(
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
         kind = ", ".join(map(str, kinds)) or "no array"
         raise InputError(f"{whose} must return a tree of float arrays, found {kind}")
-    return TracedClient(program.jaxpr.eqns[-1].params["jaxpr"], contribution, before)
+    return TracedClient(program.jaxpr, contribution, before)
 
 
 def _require_equal(what: str, first: str, before: PyTree, after: PyTree) -> None:

@@ -21,7 +21,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -82,12 +82,10 @@ def read(jaxpr: Any, rules: Sequence[Any], platform: str) -> ClientProgram:
     return ClientProgram(tuple(alone.values()), frozenset(constants))
 
 
-def lanes_of(jaxpr: Any, platform: str) -> tuple[bool, bool]:
-    """Whether a client asks others, by a collective; and whether it is to be computed by itself."""
+def needs_alone(jaxpr: Any, platform: str) -> bool:
+    """Whether clients with this program must be computed one after the other; see `flow.lanes`."""
     programs = (getattr(closed, "jaxpr", closed) for closed, *_ in _all_programs(jaxpr))
-    equations = [eqn for program in programs for eqn in program.eqns]
-    asks = any(lanes.name_of(eqn) in lanes.COLLECTIVES for eqn in equations)
-    return asks, any(lanes.unlisted(eqn, platform) for eqn in equations)
+    return any(lanes.unlisted(eqn, platform) for program in programs for eqn in program.eqns)
 
 
 def require_all_computing(jaxpr: Any, rules: Sequence[Any]) -> None:
@@ -348,7 +346,6 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-@cache
 def installed(file: str | None) -> bool:
     """Whether a file belongs to Python, to an installed package or to this one."""
     if file is None:

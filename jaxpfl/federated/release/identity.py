@@ -109,7 +109,7 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     steps: Any = shape((), np.int32)
     examples = Examples(batches, mask, steps)
     shapes = jax.tree.map(lambda leaf: shape(np.shape(leaf), leaf.dtype), broadcast)
-    return client.traced(query.client_fn, query.label, shapes, examples, query.execution.devices)
+    return client.traced(query.client_fn, query.label, shapes, examples)
 
 
 def described(query: Query, program: str, content: str, fingerprint: str, environment: Any) -> str:

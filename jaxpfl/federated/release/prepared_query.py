@@ -17,9 +17,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpfl.data.cohort import Bucket, Cohort, gather, prefetch
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
-from jaxpfl.errors import InformationLeak, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import PyTree, TracedClient
-from jaxpfl.federated.flow.client_program import lanes_of
+from jaxpfl.federated.flow.client_program import needs_alone
 from jaxpfl.federated.mesh import leads, put, put_shares, several, shardings, shares, whole
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.broadcast import OwnBroadcast
@@ -251,17 +251,13 @@ def opened(
 ) -> tuple[Door, TracedClient]:
     """The door of a query, and its client function as traced for one client."""
     client = identity.traced(query, broadcast, columns)
-    asks, alone = lanes_of(client.jaxpr, query.execution.platform)
-    if asks:
-        who = f"the client function of query {query.label!r} asks other clients or devices"
-        raise InformationLeak(f"{who} by a collective (psum and the like)")
     dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(client.contribution)}
     if query.plan.unit == "example" and dtypes != {"float32"}:
         raise InputError(
             f"with unit = 'example' the client function of query {query.label!r} must return sums "
             f"in float32, which rounds little, found {', '.join(sorted(dtypes))}"
         )
-    alone &= not query.plan.unchecked
+    alone = not query.plan.unchecked and needs_alone(client.jaxpr, query.execution.platform)
     return Door(query, client.contribution, client.client_state, alone), client
 
 
