@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import reader, sections, shipped
 from jaxpfl.experiments.engine.build import build_algorithm, build_model
@@ -149,6 +150,15 @@ def test_overrides_fill_in_what_the_file_lacks(tmp_path):
     assert found == {"fred.candidates.two-words": "digits", "run.seed": 3}
     assert "system must be one of" in _refused(tmp_path, TEXT, "--system", "nothere")
     assert "there is no" in _refused(tmp_path, TEXT, "--system=gan_inversion")
+
+
+BAD = "\udcff"
+
+
+@pytest.mark.parametrize("given", [["--data.remove", BAD], [f"--data.remove={BAD}"], [BAD]])
+def test_an_argument_that_is_not_utf_8_is_refused_before_anything_runs(given):
+    with pytest.raises(InputError, match="not valid UTF-8"):
+        reader.parse_overrides(Config, given)
 
 
 def test_an_algorithm_is_chosen_by_its_name_and_has_its_own_settings(tmp_path):
