@@ -1,9 +1,7 @@
 """Strict modes for every test: what a user's machine forgives is an error here."""
 
 import ctypes
-import functools
 import gc
-import importlib.metadata
 import os
 import signal
 import sys
@@ -16,9 +14,6 @@ from tests import offline
 
 # Before anything that starts threads is imported.
 _NETWORK = offline.close()
-
-# Nothing is installed while tests run, and every release names the versions of what computes it.
-importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 # Read by JAX when it is first imported: two devices, so that sharding is always exercised.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")

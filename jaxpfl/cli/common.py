@@ -62,7 +62,7 @@ def use_run(directory: Path) -> None:
 
 
 def use_devices(config: Any) -> Any:
-    """The config with its number of virtual CPU devices, by default one per core; JAX gets them."""
+    """The config with its number of virtual CPU devices, by default one per core, which JAX has."""
     import jax
 
     here = cores.number()

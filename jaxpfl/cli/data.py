@@ -63,7 +63,9 @@ def _listed() -> dict[str, Any]:
         used = ", ".join(record["used_by"]) or "no config"
         about = f"{record['clients']}; licence: {record['licence']}; used by {used}"
         lines += textwrap.wrap(about, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    lines.append("\n* `jaxpfl data get NAME` fetches it; of the others, it says what they are of.")
+    lines.append(
+        "\n* `jaxpfl data get NAME` fetches it. For the others it says what they are made of."
+    )
     return {"data_sets": records, "text": "\n".join(lines)}
 
 

@@ -108,7 +108,7 @@ def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]
 
 def _compared_mechanisms(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.epsilon is None or arguments.accountant or arguments.sampling:
-        expected = "expected --epsilon, and neither --accountant nor --sampling: it compares all"
+        expected = "expected --epsilon, and neither --accountant nor --sampling: all are compared"
         raise InputError(f"jaxpfl calibrate --check-in-rate: {expected}")
     from jaxpfl.experiments.report.page import Table, text_lines
     from jaxpfl.privacy.alternatives import POPULATIONS, alternatives

@@ -279,18 +279,20 @@ def gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         values[mask] = column[rows[mask]]
         return values
     if isinstance(column, Mapped):
-        places = np.zeros_like(rows)
-        column, places[mask] = column.located(rows[mask])
-        rows = places
+        located = np.zeros_like(rows)
+        column, located[mask] = column.located(rows[mask])
+        rows = located
     values = np.zeros(shape, column.dtype)
-    # One client after the other, if they are large: pages of padding that nobody writes are free.
-    apart = values.nbytes > _LARGE
-    for place in np.flatnonzero(mask.any(axis=(1, 2))) if apart else [slice(None)]:
-        steps = slice(np.flatnonzero(mask[place].any(axis=1))[-1] + 1) if apart else slice(None)
-        part, is_example = values[place][steps], mask[place][steps]
+    parts = [(values, rows, mask)]
+    if values.nbytes > _LARGE:
+        # One client after the other, up to its last step: padding that nobody writes is free.
+        ends = [max(np.flatnonzero(own.any(axis=1)), default=-1) + 1 for own in mask]
+        places = [(slot, slice(end)) for slot, end in enumerate(ends)]
+        parts = [(values[place], rows[place], mask[place]) for place in places]
+    for own, own_rows, is_example in parts:
         # "clip" lets numpy write to `out` without a buffer; all rows are in range.
-        np.take(column, rows[place][steps], axis=0, out=part, mode="clip")
-        part[~is_example] = 0
+        np.take(column, own_rows, axis=0, out=own, mode="clip")
+        own[~is_example] = 0
     return values
 
 

@@ -1,7 +1,8 @@
 """Runs, resumes and reports any system, in a directory of its own.
 
     config.yaml        the resolved config; where the run is not private, its first line says so
-    attempts.jsonl     when it was begun and resumed, and by which command; private/begun_in: where
+    attempts.jsonl     when it was begun and resumed, and by which command
+    private/begun_in   the folder where it was begun, which its relative paths mean
     result.json        the public record of the finished run
     report.html        drawn from that and the other public files
     certificate.json   the releases and what they cost, for others to check
@@ -149,7 +150,10 @@ def report(out: str | Path) -> Path:
 
 @contextmanager
 def as_written(directory: Path, failure: str) -> Iterator[None]:
-    """Errors begin with the directory, and the `failure` to use its records; no client's value."""
+    """Names the directory where something (`failure`) cannot be done with what its records hold.
+
+    An error may be a fault of the program, too: the message has its place, and no client's value.
+    """
     try:
         yield
     except InputError as error:

@@ -99,7 +99,8 @@ def run(
     read = {name for query in algorithm.queries for name in query.columns or ()}
     if "tokens" in read and "tokens" not in clients.columns and "text" in clients.columns:
         # Only the user can say which vocabulary is public.
-        how = "encode them by a vocabulary of PUBLIC text, jaxpfl.text.Vocabulary.from_public"
+        call = "jaxpfl.text.Vocabulary.from_public(SOURCE, size).encode(clients)"
+        how = f"encode them by a vocabulary of PUBLIC text, {call}"
         raise InputError(f"the clients hold text and the model reads tokens: {how}")
     every_column = any(query.columns is None for query in algorithm.queries)
     numbers = clients.numeric().items()

@@ -45,27 +45,36 @@ class ZeroOut(dp_accounting.DpEvent):
     event: dp_accounting.DpEvent
 
 
-# Each kind's name in a file.
-_KINDS: dict[str, Any] = {
-    "none": dp_accounting.NoOpDpEvent,
-    "non_private": dp_accounting.NonPrivateDpEvent,
-    "gaussian": dp_accounting.GaussianDpEvent,
-    "zero_concentrated": dp_accounting.ZCDpEvent,
-    "poisson_sampled": dp_accounting.PoissonSampledDpEvent,
-    "sampled_without_replacement": dp_accounting.SampledWithoutReplacementDpEvent,
-    "repeated_and_selected": dp_accounting.dp_event.RepeatAndSelectDpEvent,
-    "truncated_poisson": dp_accounting.TruncatedSubsampledGaussianDpEvent,
-    "zero_out": ZeroOut,
-    "repeated": dp_accounting.SelfComposedDpEvent,
-    "composed": dp_accounting.ComposedDpEvent,
-}
-# Attributes that have another name there.
-_NAMES = {
-    "sampling_probability": "probability",
-    "source_dataset_size": "population",
-    "dataset_size": "population",
-    "sample_size": "clients",
-    "truncated_batch_size": "at_most",
+# Each kind's name in a file, and there the names of its attributes.
+_FORMS: dict[str, tuple[Any, dict[str, str]]] = {
+    "none": (dp_accounting.NoOpDpEvent, {}),
+    "non_private": (dp_accounting.NonPrivateDpEvent, {}),
+    "gaussian": (dp_accounting.GaussianDpEvent, {"noise_multiplier": "noise_multiplier"}),
+    "zero_concentrated": (dp_accounting.ZCDpEvent, {"rho": "rho", "xi": "xi"}),
+    "poisson_sampled": (
+        dp_accounting.PoissonSampledDpEvent,
+        {"probability": "sampling_probability", "event": "event"},
+    ),
+    "sampled_without_replacement": (
+        dp_accounting.SampledWithoutReplacementDpEvent,
+        {"population": "source_dataset_size", "clients": "sample_size", "event": "event"},
+    ),
+    "repeated_and_selected": (
+        dp_accounting.dp_event.RepeatAndSelectDpEvent,
+        {"mean": "mean", "shape": "shape", "event": "event"},
+    ),
+    "truncated_poisson": (
+        dp_accounting.TruncatedSubsampledGaussianDpEvent,
+        {
+            "population": "dataset_size",
+            "probability": "sampling_probability",
+            "at_most": "truncated_batch_size",
+            "noise_multiplier": "noise_multiplier",
+        },
+    ),
+    "zero_out": (ZeroOut, {"event": "event"}),
+    "repeated": (dp_accounting.SelfComposedDpEvent, {"count": "count", "event": "event"}),
+    "composed": (dp_accounting.ComposedDpEvent, {"events": "events"}),
 }
 
 ZEROED = (ZeroOut, dp_accounting.ZCDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent)
@@ -115,20 +124,19 @@ def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """Returns the event as plain values; a selection in one form, whatever its runs are made of."""
     if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
         event = _elementary(event)
-    for name, kind in _KINDS.items():
+    for name, (kind, fields) in _FORMS.items():
         if isinstance(event, kind):
-            fields = {_NAMES.get(own, own): own for own in map(str, kind.__match_args__)}
-            plain = {field: _plain(field, getattr(event, own)) for field, own in fields.items()}
+            plain = {field: _plain(field, getattr(event, name)) for field, name in fields.items()}
             return {"type": name, **plain}
     raise _unknown(event)
 
 
 def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
     """Returns the event that `to_json` wrote; others raise InputError, KeyError or TypeError."""
-    if record["type"] not in _KINDS:
+    if record["type"] not in _FORMS:
         raise InputError(f"unknown type of event {record['type']!r}")
-    kind = _KINDS[record["type"]]
-    values = {own: record[_NAMES.get(own, own)] for own in map(str, kind.__match_args__)}
+    kind, fields = _FORMS[record["type"]]
+    values = {attribute: record[field] for field, attribute in fields.items()}
     if "event" in values:
         values["event"] = from_json(values["event"])
     if "events" in values:

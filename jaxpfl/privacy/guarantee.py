@@ -38,8 +38,9 @@ class Guarantee(Checked):
     Attributes:
       event: everything that was released; multipliers in it are relative to the adjacency.
       delta: in (0, 1); ignored if a release has no noise.
-      unit: what is protected.
+      unit: what is protected, "client" or "example".
       adjacency: how neighbouring data sets differ, see `privacy.events`.
+      accountant: one of `accounting.ACCOUNTANTS`.
     """
 
     event: dp_accounting.DpEvent

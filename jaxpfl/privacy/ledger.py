@@ -304,7 +304,10 @@ class Ledger(Chain, AbstractContextManager["Ledger"]):
         return next(iter(self._recorded.get(identity, ())), None)
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        """Returns the epsilon of all charges at `delta`; infinite if a release had no noise."""
+        """Returns the epsilon of all charges at `delta`; infinite if a release had no noise.
+
+        Without an accountant, it is by the tightest that supports the releases.
+        """
         return self._account.spent(delta, accountant)
 
     def fits(self, event: dp_accounting.DpEvent) -> bool:

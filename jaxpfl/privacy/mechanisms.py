@@ -2,8 +2,8 @@
 
 `jax.random.normal` in float32 inverts a uniform draw of 23 bits and therefore never exceeds 5.4
 standard deviations, which the Gaussian mechanism's delta does not allow for. Here a number is made
-of the 128 bits of one block of threefry, u to x, each uniform in (0, 1], by Box and Muller 1958
-("A note on the generation of random normal deviates"):
+of one block of threefry, four words that give u, v, w and x, each uniform in (0, 1], by Box and
+Muller 1958 ("A note on the generation of random normal deviates"):
 
     z = sqrt(-ln u) cos(2 pi v) + sqrt(-ln w) cos(2 pi x).
 

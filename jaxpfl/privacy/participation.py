@@ -102,7 +102,12 @@ class _OfClients(Checked):
 
 
 class Poisson(_OfClients):
-    """Each of the N clients (public) takes part with probability n / N, independently."""
+    """Each of the N clients takes part with probability n / N, independently.
+
+    Attributes:
+      population: N, public.
+      clients_per_round: n, the expected number; N for everyone.
+    """
 
     sampling = "poisson"
 

@@ -98,8 +98,8 @@ class SecureSum(Checked):
     def message(self, update_P: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns what one client sends, uint64 [P], below 2^bits.
 
-        An update with a NaN or an infinity counts as zero. The generator is the client's own
-        randomness, for this message alone.
+        The update has real numbers [P], at least one; with a NaN or an infinity it counts as zero.
+        The generator is the client's own randomness, for this message alone.
 
         Raises:
           InputError: the update is not a vector.

@@ -113,7 +113,7 @@ def test_the_likelihood_knows_correlated_noise():
     rounds, cycle = 5, 3
     asked = plan(sampling="cyclic", noise="banded", rounds=rounds, **FEW)
     signs = np.array([alternating(t) for t in range(1, rounds + 1)])
-    root = np.linalg.inv(canaries._contributions(asked, rounds)[1] * signs)
+    root = np.linalg.inv(canaries.contributions(asked, rounds)[1] * signs)
     stream = NoiseStream(cycle, RunSecret.reproducible(0).key("noise", ""), 40_000)
     drawn = np.stack([np.asarray(stream.noise(t)) for t in range(1, rounds + 1)])
     covariance = root @ root.T

@@ -302,7 +302,9 @@ class EvaluationConfig(Checked):
 
     def check_fields(self) -> None:
         if self.source is not None and not self.declared_public:
-            raise InputError("evaluation.source must be stated public by declared_public: true")
+            raise InputError(
+                "evaluation.source must be public: state so by evaluation.declared_public"
+            )
         if self.every and not self.declared_public:
             how = "evaluation.declared_public: true if they are public, or evaluation.every: 0"
             why = "evaluation.every is set, and validation clients are as private as the others"

@@ -293,8 +293,8 @@ def final_params(
     like = state if result["kept"] is None else (state, algorithm.params(state))
     if place.is_dir():
         restored = Checkpoints(place, run=run["run"]).restore(like, warn=skipped.append)
-    for message in skipped:  # an earlier checkpoint is no substitute for the last one
-        raise CorruptFile(message)
+    if skipped:  # an earlier checkpoint is no substitute for the last one
+        raise CorruptFile(skipped[0])
     if restored is None or restored.round != result["rounds"]:
         raise CorruptFile(f"{place}: the checkpoint of the last round, {result['rounds']}, is gone")
     plan = algorithm.queries[0].plan

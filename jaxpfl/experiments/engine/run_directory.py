@@ -147,7 +147,7 @@ class Run(AbstractContextManager["Run"]):
         if self.record:
             self.ledger.verify(self.record["ledger_head"])
             if origin != self.record["origin"]:
-                others = "the clients are not those with which the run began, or in another order"
+                others = "the clients are others than when the run began, or their data or order is"
                 how = "resume it with the same, or choose another --out; nothing was charged"
                 raise InputError(f"{self.path}: {others}: {how}")
             return

@@ -152,7 +152,7 @@ class Game:
             best_M = np.ones(self.canaries, bool)
             for plan, place_M in zip(self.plans, places, strict=True):
                 if place_M is not None:
-                    contributions_RxT, _ = _contributions(plan, self.rounds or plan.rounds)
+                    contributions_RxT, _ = contributions(plan, self.rounds or plan.rounds)
                     square_R = np.sum(contributions_RxT**2, axis=1)
                     best_M &= (square_R >= 0.999 * square_R.max())[place_M]
             # Several plans may have no place in common.
@@ -316,7 +316,7 @@ def _likelihood(
     """The logarithm of the likelihood of "in" divided by that of "out", float64 [canaries]."""
     if plan.sampling == "cyclic":
         # A client has one place in all epochs, and noise may be correlated.
-        place_RxT, whitening_TxT = _contributions(plan, len(seen_TxM))
+        place_RxT, whitening_TxT = contributions(plan, len(seen_TxM))
         seen_TxM = whitening_TxT @ seen_TxM
         exponent_RxM = (place_RxT @ seen_TxM - 0.5 * np.sum(place_RxT**2, axis=1)[:, None]) / z**2
         if place_M is not None:
@@ -335,7 +335,7 @@ def _likelihood(
     return (present_TxM - absent).sum(axis=0)
 
 
-def _contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+def contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """The contributions of a client of each place [places, rounds], where noise is independent.
 
     Returns also the matrix [rounds, rounds] by which the observations are multiplied for that.

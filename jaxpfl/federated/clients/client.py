@@ -37,11 +37,17 @@ Batch = dict[str, jax.Array]
 
 
 class Examples(NamedTuple):
-    """All of one client's examples, as a whole client function gets them."""
+    """All of one client's examples, as a whole client function gets them.
 
-    batches: Batch  # {column: array [max_steps, batch, ...]}, zeros where there is no example
-    mask: jax.Array  # bool [max_steps, batch], True where the row is a real example
-    steps: jax.Array  # int32 scalar, the client's own number of steps, up to its last example
+    Attributes:
+      batches: {column: array [max_steps, batch, ...]}, zeros where there is no example.
+      mask: bool [max_steps, batch], True where the row is a real example.
+      steps: int32 scalar, the client's own number of steps, up to its last example.
+    """
+
+    batches: Batch
+    mask: jax.Array
+    steps: jax.Array
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class TransferFunctions:
         self._made: dict[int, tuple[Kind, tuple[int, ...]]] = {}
         # The tokens of 0, 1, 2 and so on: of vectors in which no number occurs twice.
         self._counted: set[int] = set()
-        self._literals: set[int] = set()
-        # By a key's path, how keys are derived from it.
+        self._literals: set[int] = set()  # tokens of numbers in the program's text
+        # How keys are derived from a key, by its path.
         self._derivations: dict[Any, Any] = {}
 
     def token(self, *description: Any) -> int:
@@ -157,8 +157,9 @@ class TransferFunctions:
             by_row = name == "random_fold_in" and given[1].token in self._counted
             tokens = (other.token for other in given[1:])
             step = ("each" if by_row else name, *tokens, str(eqn.params.get("shape")))
-            # The first key of a split, of a longer one and the key folded with 0 are the same key.
-            # Those that are folded with literal numbers differ, but none of other derivations.
+            # The first key of a split, that of a longer one and the key folded with 0 are one key.
+            # So keys are derived from a key in one way alone. Folded with different literals, they
+            # differ; numbers that are computed may be equal.
             numbered = name == "random_fold_in" and given[1].token in self._literals
             way = "literal numbers" if numbered else step
             if self._derivations.setdefault(key.path, way) != way:

@@ -79,12 +79,17 @@ def environment() -> dict[str, Any]:
         "processor": cores.processor(),
         # Matrix products are split over this many threads.
         "cores": cores.number(),
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": _versions(),
         # Between two versions, too: another sampler draws other noise for the same sum.
         "code": code(_PACKAGE),
         "options": {name: str(getattr(jax.config, name)) for name in _OPTIONS},
         "flags": {name: os.environ.get(name, "") for name in _VARIABLES},
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in _PACKAGES}
 
 
 @functools.cache

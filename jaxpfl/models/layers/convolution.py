@@ -170,11 +170,11 @@ def pooled_3x3(image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
     used = image_BxHxWxC[:, : read[0], : read[1]].astype(kernel_3x3xCxO.dtype)
     frame = [(0, size - side) for size, side in zip(whole, used.shape[1:3], strict=True)]
     framed = jnp.pad(used, ((0, 0), *frame, (0, 0)))
-    parts = max(1, -(-batch // _IMAGES))
-    if parts == 1:
+    if batch <= _IMAGES:
         out = _tiled(framed, kernel_3x3xCxO)
     else:
         # Equal parts, which images of zeros fill up.
+        parts = -(-batch // _IMAGES)
         at_once = -(-batch // parts)
         filled = jnp.pad(framed, ((0, parts * at_once - batch), *[(0, 0)] * 3))
         filled = filled.reshape(parts, at_once, *whole, channels)

@@ -29,6 +29,7 @@ from jax import Array, lax
 
 from jaxpfl.checked import Checked, NonNegative, PositiveFraction, PositiveInt
 from jaxpfl.errors import InputError
+from jaxpfl.models.base import traced_platform
 
 # Slices that are added up, twice; and rows that are cut at a time.
 _ADDED, _CPU_ROWS = 16, 2
@@ -115,9 +116,12 @@ def probabilities(logits_SxV: Array, temperature: Array) -> Array:
 
 
 def keep_top_p(weights_SxV: Array, p: Array) -> Array:
-    """The nucleus (Holtzman et al. 2020): the fewest weights, none above 1, with p of the total."""
+    """The nucleus (Holtzman et al. 2020): the fewest largest weights that sum to p of the total.
+
+    No weight may be above 1.
+    """
     # A CPU's cache holds a few rows, which are read many times.
-    together = _CPU_ROWS if jax.default_backend() == "cpu" else len(weights_SxV)
+    together = _CPU_ROWS if traced_platform() == "cpu" else len(weights_SxV)
     return lax.map(lambda row_V: _nucleus(row_V, p), weights_SxV, batch_size=together)
 
 
