@@ -7,14 +7,12 @@ start, with the loss of the prompts; each line read makes a turn and is answered
 seconds.
 """
 
-import json
 import sys
-import time
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from turns import serve
 
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder import lora
@@ -36,17 +34,13 @@ def main(file: str) -> None:
 
     real_P = jnp.ones(len(prompts_PxL), bool)
     loss, _ = jax.jit(model.loss)(params, {"tokens": prompts_PxL}, real_P)
-    print(json.dumps({"loss": float(loss)}), flush=True)
     if data["kind"] != "DPO":
-        turn = partial(
-            sample,
-            model,
-            params,
-            data["prompts"],
-            jax.random.key(1),
-            decoding=Decoding(int(data["new"]), 0.9, 0.95),
-            responses=int(data["responses"]),
-        )
+        decoding, responses = Decoding(int(data["new"]), 0.9, 0.95), int(data["responses"])
+        key = jax.random.key(1)
+
+        def turn() -> None:
+            sample(model, params, data["prompts"], key, decoding=decoding, responses=responses)
+
     else:
         pairs = int(data["pairs"])
         settings = PreferenceSettings(
@@ -54,12 +48,11 @@ def main(file: str) -> None:
         )
         groups = groups_of(list(data["asked"]), [*map(list, data["answered"])])
         adapted, params = lora.attach(model, params, LoRA(rank=8), jax.random.key(1))
-        turn = partial(tune, adapted, params, groups, settings, seed=0)
-    for _ in sys.stdin:
-        began = time.process_time()
-        found = turn()
-        jax.block_until_ready(found if isinstance(found, np.ndarray) else found.params)
-        print(time.process_time() - began, flush=True)
+
+        def turn() -> None:
+            jax.block_until_ready(tune(adapted, params, groups, settings, seed=0).params)
+
+    serve(turn, loss=float(loss))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,9 @@ long, so no slot is idle. Each thread draws for a part of the slots.
 """
 
 import ctypes
-import json
 import os
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 # On busy cores, threads that wait for each other in a loop would take most of the time.
@@ -20,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import llama_cpp as lib  # pyright: ignore[reportMissingImports]
 import numpy as np
+from turns import serve
 
 silent = lib.llama_log_callback(lambda *_: None)
 
@@ -80,8 +79,6 @@ def main(file: str) -> None:
         for i, target in enumerate(prompt_L[1:]):
             logits_V = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, i), (size,))
             loss += float(np.log(np.sum(np.exp(logits_V - logits_V[target]))))
-    hello = {"version": lib.__version__, "loss": loss / number / (length - 1)}
-    print(json.dumps(hello), flush=True)
 
     samplers, pool = [sampler(seed) for seed in range(number * share)], ThreadPoolExecutor(threads)
     prompts, step = Batch(np.repeat(slots + np.arange(number), length)), Batch(np.arange(slots))
@@ -109,10 +106,7 @@ def main(file: str) -> None:
                 step.read(context, tokens, place, 1)
                 tokens = drawn(first, list(range(slots)))
 
-    for _ in sys.stdin:
-        began = time.process_time()
-        turn()
-        print(time.process_time() - began, flush=True)
+    serve(turn, version=lib.__version__, loss=loss / number / (length - 1))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ As `smollm2_jaxpfl`. Written as one would for speed: fused attention, the head o
 places alone, chosen and rejected in one batch, the fused AdamW.
 """
 
-import json
 import sys
-import time
 
 import numpy as np
 import peft  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
+from turns import serve
 
 
 def writer(model, data: dict[str, np.ndarray]):
@@ -94,12 +93,8 @@ def main(file: str) -> None:
     with torch.no_grad():
         loss = model(input_ids=prompts, labels=prompts).loss.item()
     version = f"PyTorch {torch.__version__}, transformers {transformers.__version__}"
-    print(json.dumps({"version": version, "loss": loss}), flush=True)
     turn = (writer if data["kind"] == "writing" else tuner)(model, data)
-    for _ in sys.stdin:
-        began = time.process_time()
-        turn()
-        print(time.process_time() - began, flush=True)
+    serve(turn, version=version, loss=loss)
 
 
 if __name__ == "__main__":

@@ -147,9 +147,11 @@ class Run(AbstractContextManager["Run"]):
         if self.record:
             self.ledger.verify(self.record["ledger_head"])
             if origin != self.record["origin"]:
-                others = "the clients are others than when the run began, or their data or order is"
-                how = "resume it with the same, or choose another --out; nothing was charged"
-                raise InputError(f"{self.path}: {others}: {how}")
+                raise InputError(
+                    f"{self.path}: the clients are not those with which the run began, have other "
+                    "data, or come in another order: resume it with the same, or choose another "
+                    "--out; nothing was charged"
+                )
             return
         queries = self.algorithm.queries
         # All rounds together, so that the charge of one seldom needs a composition.

@@ -7,10 +7,10 @@ of its own. The rounds of an epoch, which share a charge, share a part of their 
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from jaxpfl.federated.clients.client import Examples, PyTree
 from jaxpfl.federated.release.query import Query
 from jaxpfl.privacy.plan import Plan
 
+# From files of the installed packages: once, not for every release.
+version = functools.cache(importlib.metadata.version)
 _PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy")
 # Options of JAX that change how a program rounds or which numbers a key gives.
 _OPTIONS = (
@@ -79,17 +81,12 @@ def environment() -> dict[str, Any]:
         "processor": cores.processor(),
         # Matrix products are split over this many threads.
         "cores": cores.number(),
-        "versions": _versions(),
+        "versions": {name: version(name) for name in _PACKAGES},
         # Between two versions, too: another sampler draws other noise for the same sum.
         "code": code(_PACKAGE),
         "options": {name: str(getattr(jax.config, name)) for name in _OPTIONS},
         "flags": {name: os.environ.get(name, "") for name in _VARIABLES},
     }
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in _PACKAGES}
 
 
 @functools.cache
