@@ -130,9 +130,10 @@ def _pld_epsilon(releases: FrozenCounts, delta: float, coarsening: float) -> flo
         # bound holds, too.
         return _rdp_epsilon(releases, delta)
     total = composed(sampled, precision, interval)
-    # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
     with np.errstate(over="ignore"):
-        return float(total.get_epsilon_for_delta(delta))
+        epsilon = float(total.get_epsilon_for_delta(delta))
+    # exp(-epsilon) underflows for an epsilon above 700. RDP's bound holds, too.
+    return epsilon if epsilon < math.inf else _rdp_epsilon(releases, delta)
 
 
 def _pld_excess(releases: FrozenCounts, delta: float) -> float:
