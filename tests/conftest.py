@@ -19,6 +19,8 @@ _NETWORK = offline.close()
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Nobody reads of which lines of Python a compiled program is: that takes time to write down.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # NumPy's products of a few thousand numbers would wake a thread for each core, which takes a
 # thousand times as long where these have other work, as with two processes of tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -78,13 +80,11 @@ hypothesis.settings.load_profile("jaxpfl")
 # The files that take longest, longest first; some only with the tests that `make test` leaves out.
 _LONGEST = (
     "federated/test_hosts.py", "test_docs.py", "experiments/test_without_data.py",
-    "tools/test_audits.py", "benchmarks/test_gpu.py",
+    "tools/test_audits.py", "experiments/systems/synthetic_text/test_killed.py",
     "experiments/systems/synthetic_text/test_study.py", "faults/test_resume.py",
-    "experiments/systems/federated_training/test_stages.py", "experiments/sweep/test_sweep.py",
-    "federated/test_canaries.py", "federated/test_release.py",
+    "experiments/systems/federated_training/test_stages.py", "federated/test_canaries.py",
     "experiments/systems/federated_training/test_published.py",
     "experiments/systems/synthetic_text/test_published.py",
-    "experiments/systems/gan_inversion/test_study.py",
 )  # fmt: skip
 
 

@@ -329,7 +329,8 @@ def _interval(releases: FrozenCounts, delta: float) -> float:
     otherwise need 10^8 points.
     """
     rounds = sum(count for _, count in releases)
-    step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
+    steps = ((2, 2e-3), (10, 1e-3), (40, 5e-4), (250, 2e-4))
+    step = next((step for most, step in steps if rounds <= most), 1e-4)
     usual, single = [], 0.0
     for leaf, count in releases:
         q, z = rate_and_multiplier(leaf)
