@@ -73,8 +73,8 @@ CRASHES = {
         stored("round_1_votes"),
         stored("round_1_texts"),
         stored("round_2_votes"),
-        in_training,
         stored("corpus"),
+        in_training,
     ],
 }
 
